@@ -1,4 +1,8 @@
-"""The one error type for mistakes in what a caller passed in."""
+"""The errors that callers are meant to catch."""
+
+from __future__ import annotations
+
+from typing import Any
 
 
 class LookaheadError(ValueError):
@@ -7,3 +11,14 @@ class LookaheadError(ValueError):
     The command line prints the line and exits with code 2. Anything else that escapes is a bug of
     this package and keeps its traceback.
     """
+
+
+class RoundCheckError(RuntimeError):
+    """A round's publication plan failed its checks; nothing of that round was published.
+
+    `state` is the state before the round. It is whole, and can be continued.
+    """
+
+    def __init__(self, message: str, state: Any) -> None:
+        super().__init__(message)
+        self.state = state

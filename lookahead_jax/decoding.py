@@ -1,0 +1,284 @@
+"""Lookahead decoding as a pure function `(state, params) -> state'`.
+
+    state = init_state(...)                     # prompts, empty cache, first window, seeded pool
+    state = prefill_state(state, params, ...)   # the prompt's keys and values
+    state = round(state, params, ...)           # one packed forward pass; repeat until done
+
+All of it can be jitted, donated, looped on the device and exported: a round has the same shapes and
+dtypes going in and coming out. `generate` (generation.py) is the convenient form.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lookahead_jax import pool as pool_lib
+from lookahead_jax import window as window_lib
+from lookahead_jax.config import LookaheadConfig, WindowAdvance
+from lookahead_jax.kv_cache import KVCache, commit, init_cache
+from lookahead_jax.layout import Layout, build_layout
+from lookahead_jax.pool import NGramPool
+from lookahead_jax.prefill import prefill
+from lookahead_jax.sampling import Greedy
+from lookahead_jax.sequences import Sequences, append, last_token
+from lookahead_jax.typing import Array, CacheSpec, ForwardFn, Params
+from lookahead_jax.validation import check_round
+from lookahead_jax.verify import Verdict, verify_greedy
+from lookahead_jax.window import Window
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class DecodeState:
+    """Everything a batch carries from round to round. Every leaf has the batch axis in front."""
+
+    sequences: Sequences
+    cache: KVCache  # cache.length == sequences.length - 1 between rounds
+    window: Window
+    pool: NGramPool
+    rounds: Array  # int32 [B], rounds in which the sequence took part
+    accepted_histogram: Array  # int32 [B, S + 1], rounds by number of accepted candidate tokens
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One round's packed rows: what goes into the forward pass."""
+
+    guesses: Array  # int32 [B, G, S]
+    valid: Array  # bool [B, G]
+    tokens: Array  # int32 [B, Q]
+    positions: Array  # int32 [B, Q]
+    mask: Array  # bool [B, Q, Q]
+    logit_rows: Array  # int32 [B, 1 + W + G * S]
+
+
+def init_state(
+    sequences: Sequences,
+    *,
+    config: LookaheadConfig,
+    cache_spec: CacheSpec,
+    vocab_size: int,
+    first_level: Array | None = None,
+) -> DecodeState:
+    """The state before prefill.
+
+    Args:
+        sequences: The prompts (`init_sequences`). Its token capacity is also the cache's.
+        config: W, N, G and the schedule.
+        cache_spec: Shape of the model's cache.
+        vocab_size: V.
+        first_level: int32 [B, W + N - 3], the first window level; prompt tokens in a mixed
+            order where it is None (the official code draws them at random).
+    """
+    batch_size, capacity = sequences.tokens.shape
+    if first_level is None:
+        size = config.window_size + config.ngram_size - 3
+        first_level = jax.vmap(lambda *args: _draw_tokens(*args, (size,)))(
+            sequences.tokens, sequences.length, jnp.zeros_like(sequences.length)
+        )
+    empty = pool_lib.init_pool(vocab_size, config.guess_set_size, config.suffix_length)
+    pool = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), empty)
+    if config.pool_from_prompt and config.guess_set_size:
+        pool = jax.vmap(pool_lib.insert_sequence)(pool, sequences.tokens, sequences.length)
+    return DecodeState(
+        sequences=sequences,
+        cache=init_cache(cache_spec, batch_size, capacity),
+        window=jax.vmap(lambda level: window_lib.init_window(config, level))(first_level),
+        pool=pool,
+        rounds=jnp.zeros((batch_size,), jnp.int32),
+        accepted_histogram=jnp.zeros((batch_size, config.suffix_length + 1), jnp.int32),
+    )
+
+
+def prefill_state(
+    state: DecodeState, params: Params, *, forward: ForwardFn, chunk: int
+) -> DecodeState:
+    """The state with the prompts' keys and values committed, all tokens but the last."""
+    cache = prefill(state.cache, state.sequences, params, forward=forward, chunk=chunk)
+    return replace(state, cache=cache)
+
+
+def round(
+    state: DecodeState,
+    params: Params,
+    *,
+    forward: ForwardFn,
+    config: LookaheadConfig,
+    sampling: Greedy | None = None,
+    layout: Layout | None = None,
+    validate: bool = False,
+) -> DecodeState:
+    """One round of lookahead decoding for every sequence that is not done.
+
+    Paper section 3 and algorithm 2; specification 0x06. The forward pass only reads the cache, and
+    nothing of the state changes before the verdict: predict, verify, then publish.
+
+    Args:
+        state: The state; may be donated.
+        params: The model's weights.
+        forward: The model.
+        config: W, N, G and the schedule.
+        sampling: How tokens are chosen; greedy by default.
+        layout: The row tables; built from `config` where None.
+        validate: Check the publication plan (`validation.check_round`). The function must then be
+            transformed by `jax.experimental.checkify.checkify` before it is jitted.
+    """
+    layout = build_layout(config) if layout is None else layout
+    sampling = Greedy() if sampling is None else sampling
+    with jax.named_scope("lookup"):
+        guesses, valid = _lookup(state, config)
+    with jax.named_scope("pack"):
+        proposal = pack(state, guesses, valid, layout)
+    with jax.named_scope("forward"):
+        logits, block_kv = forward(
+            params,
+            proposal.tokens,
+            proposal.positions,
+            proposal.mask,
+            state.cache,
+            proposal.logit_rows,
+        )
+    with jax.named_scope("verify"):
+        chosen = sampling.select(logits)
+        verdict, new_row = _verify(proposal, chosen, layout)
+        sequences, count = append(state.sequences, verdict.emitted, verdict.accepted + 1)
+        rows = jnp.asarray(layout.node_rows)[verdict.path]
+    if validate:
+        check_round(state.sequences, state.cache, proposal, verdict, rows, count, logits)
+    with jax.named_scope("commit"):
+        cache = commit(state.cache, block_kv, rows, count)
+    with jax.named_scope("insert"):
+        pool = _insert(state, sequences, new_row, count, config)
+    with jax.named_scope("advance"):
+        window = _advance(state, new_row, count, config)
+    active = ~state.sequences.done
+    histogram = jnp.arange(config.suffix_length + 1) == (count - 1)[:, None]
+    return DecodeState(
+        sequences=sequences,
+        cache=cache,
+        window=window,
+        pool=pool,
+        rounds=state.rounds + active,
+        accepted_histogram=state.accepted_histogram + histogram,
+    )
+
+
+def pack(state: DecodeState, guesses: Array, valid: Array, layout: Layout) -> Proposal:
+    """Packs ordinary row, window and candidates of every sequence by its warm-up stage.
+
+    Args:
+        state: The state.
+        guesses: int32 [B, G, S].
+        valid: bool [B, G].
+        layout: The row tables.
+    """
+    stage = state.window.stage
+    window = jax.vmap(window_lib.window_tokens)(state.window)
+    sources = jnp.concatenate([last_token(state.sequences)[:, None], window], axis=1)
+    lookahead = jnp.take_along_axis(sources, jnp.asarray(layout.source)[stage], axis=1)
+    candidates = jnp.where(valid[:, :, None], guesses, 0).reshape(guesses.shape[0], -1)
+    frontier = state.sequences.length - 1
+    return Proposal(
+        guesses=guesses,
+        valid=valid,
+        tokens=jnp.concatenate([lookahead, candidates], axis=1),
+        positions=frontier[:, None] + jnp.asarray(layout.positions)[stage],
+        mask=jnp.asarray(layout.mask)[stage],
+        logit_rows=jnp.asarray(layout.logit_rows)[stage],
+    )
+
+
+def _lookup(state: DecodeState, config: LookaheadConfig) -> tuple[Array, Array]:
+    guesses, valid = jax.vmap(pool_lib.lookup)(state.pool, last_token(state.sequences))
+    if not config.verify_during_warmup:
+        valid = valid & (state.window.stage == config.num_levels - 1)[:, None]
+    return guesses, valid
+
+
+def _verify(proposal: Proposal, chosen: Array, layout: Layout) -> tuple[Verdict, Array]:
+    """The verdict, and the window's new row, from the choices [B, 1 + W + G * S] of a round."""
+    config = layout.config
+    after_window = 1 + config.window_size
+    tokens = jnp.concatenate(
+        [proposal.tokens[:, :1], proposal.guesses.reshape(proposal.guesses.shape[0], -1)], axis=1
+    )
+    valid = jnp.repeat(proposal.valid, config.suffix_length, axis=1)
+    valid = jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)
+    predictions = jnp.concatenate([chosen[:, :1], chosen[:, after_window:]], axis=1)
+    verdict = jax.vmap(lambda t, v, p: verify_greedy(layout.block, t, v, p, config.max_accepted))(
+        tokens, valid, predictions
+    )
+    return verdict, chosen[:, 1:after_window]
+
+
+def _insert(
+    state: DecodeState, sequences: Sequences, new_row: Array, count: Array, config: LookaheadConfig
+) -> NGramPool:
+    """The window's n-grams, then those that end at the emitted tokens, in that order."""
+    if config.guess_set_size == 0:
+        return state.pool
+    keys, suffixes, valid = jax.vmap(
+        lambda window, last, row: window_lib.extract_ngrams(config, window, last, row)
+    )(state.window, last_token(state.sequences), new_row)
+    if config.pool_from_output:
+        more = _output_ngrams(state.sequences, sequences, count, config)
+        keys, suffixes, valid = (
+            jnp.concatenate(pair, axis=1)
+            for pair in zip((keys, suffixes, valid), more, strict=True)
+        )
+    valid = valid & ~state.sequences.done[:, None]
+    return jax.vmap(pool_lib.insert)(state.pool, keys, suffixes, valid)
+
+
+def _output_ngrams(
+    before: Sequences, after: Sequences, count: Array, config: LookaheadConfig
+) -> tuple[Array, Array, Array]:
+    """N-grams that end at each of up to S + 1 emitted tokens: keys, suffixes, valid."""
+    size = config.suffix_length
+    # Row e holds the n-gram that ends at the e-th emitted token.
+    offset = jnp.arange(size + 1)[:, None] + jnp.arange(-size, 1)[None, :]  # [S + 1, N]
+    at = before.length[:, None, None] + offset
+    ngrams = jax.vmap(lambda tokens, i: tokens[i])(after.tokens, jnp.maximum(at, 0))
+    emitted = jnp.arange(size + 1)[None, :] < count[:, None]
+    # A stop token ends the text, so nothing will ever follow its n-gram.
+    is_stop = jnp.any(ngrams[:, :, -1:] == after.stop_tokens[:, None, :], axis=-1)
+    valid = emitted & ~is_stop & (at[:, :, 0] >= 0)
+    return ngrams[:, :, 0], ngrams[:, :, 1:], valid
+
+
+def _advance(state: DecodeState, new_row: Array, count: Array, config: LookaheadConfig) -> Window:
+    batch_size = count.shape[0]
+    shape = (config.num_levels, config.suffix_length)
+    if config.advance is WindowAdvance.BY_ACCEPTED:
+        extra = jnp.maximum(count - 1, 0)
+        refill = jax.vmap(lambda *args: _draw_tokens(*args, shape))(
+            state.sequences.tokens, state.sequences.length, state.rounds + 1
+        )
+    else:
+        extra = jnp.zeros_like(count)
+        refill = jnp.zeros((batch_size, *shape), jnp.int32)
+    moved = jax.vmap(
+        lambda window, row, by, fill: window_lib.advance_window(config, window, row, by, fill)
+    )(state.window, new_row, extra, refill)
+    # A finished sequence stands still, so that its state does not depend on its neighbours.
+    still = jax.vmap(
+        lambda done, old, new: jax.tree.map(lambda a, b: jnp.where(done, a, b), old, new)
+    )
+    return still(state.sequences.done, state.window, moved)
+
+
+def _draw_tokens(tokens: Array, length: Array, salt: Array, shape: tuple[int, ...]) -> Array:
+    """Tokens of one sequence in no particular order: guesses, which cannot change the text.
+
+    The order is a function of the sequence and `salt` alone, so it does not depend on the batch. A
+    multiplicative hash is enough, and compiles in a fraction of the time of a random generator.
+    """
+    count = math.prod(shape)
+    index = jnp.arange(1, count + 1, dtype=jnp.uint32) + salt.astype(jnp.uint32) * np.uint32(count)
+    mixed = index * np.uint32(2654435769)  # 2**32 / golden ratio: consecutive values spread evenly
+    return tokens[(mixed >> 8) % length.astype(jnp.uint32)].reshape(shape)

@@ -1,0 +1,88 @@
+"""The text of a batch: prompt and output tokens, and when each sequence ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from lookahead_jax.typing import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sequences:
+    """Prompt and output of every sequence, padded to one capacity."""
+
+    NO_STOP: ClassVar[int] = -1
+    """Padding of `stop_tokens`; equals no token id."""
+
+    tokens: Array  # int32 [B, A], prompt then output; what lies behind `length` is leftover
+    length: Array  # int32 [B], prompt and output so far
+    prompt_length: Array  # int32 [B]
+    max_length: Array  # int32 [B], length at which the sequence ends without a stop token
+    stop_tokens: Array  # int32 [B, E]
+    done: Array  # bool [B]
+
+
+def init_sequences(
+    prompt: Array, prompt_length: Array, max_new_tokens: Array, stop_tokens: Array, capacity: int
+) -> Sequences:
+    """Sequences that hold their prompts and nothing else.
+
+    Args:
+        prompt: int32 [B, P], padded on the right.
+        prompt_length: int32 [B], at least 1.
+        max_new_tokens: int32 [B], at least 1.
+        stop_tokens: int32 [B, E], padded with `Sequences.NO_STOP`.
+        capacity: A, tokens a sequence can hold, overhang of the last round included.
+    """
+    tokens = jnp.pad(prompt.astype(jnp.int32), ((0, 0), (0, capacity - prompt.shape[1])))
+    return Sequences(
+        tokens=tokens,
+        length=prompt_length,
+        prompt_length=prompt_length,
+        max_length=prompt_length + max_new_tokens,
+        stop_tokens=stop_tokens,
+        done=jnp.zeros(prompt_length.shape, bool),
+    )
+
+
+def last_token(sequences: Sequences) -> Array:
+    """int32 [B]: the token whose keys and values are not cached yet."""
+    at = sequences.length[:, None] - 1
+    return jnp.take_along_axis(sequences.tokens, at, axis=1)[:, 0]
+
+
+def append(sequences: Sequences, emitted: Array, count: Array) -> tuple[Sequences, Array]:
+    """Publishes tokens, cut after a stop token and at `max_length`.
+
+    Args:
+        sequences: The text so far.
+        emitted: int32 [B, n].
+        count: int32 [B], how many of them the model vouches for; sequences that are done take none.
+
+    Returns:
+        The text, and int32 [B], how many tokens were published.
+    """
+    batch_size, width = emitted.shape
+    offset = jnp.arange(width)
+    is_stop = jnp.any(emitted[:, :, None] == sequences.stop_tokens[:, None, :], axis=-1)
+    until_stop = jnp.min(jnp.where(is_stop, offset + 1, width), axis=-1)
+    room = sequences.max_length - sequences.length
+    count = jnp.minimum(jnp.minimum(count, until_stop), room)
+    count = jnp.where(sequences.done, 0, count)
+
+    published = offset[None, :] < count[:, None]
+    at = jnp.where(published, sequences.length[:, None] + offset, sequences.tokens.shape[1])
+    rows = jnp.arange(batch_size)[:, None]
+    length = sequences.length + count
+    stopped = jnp.any(is_stop & published, axis=-1)
+    return replace(
+        sequences,
+        tokens=sequences.tokens.at[rows, at].set(emitted, mode="drop"),
+        length=length,
+        done=sequences.done | stopped | (length >= sequences.max_length),
+    ), count
