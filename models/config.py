@@ -14,7 +14,7 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's rotary scaling: long wavelengths interpolated, short ones kept, a ramp between."""
+    """Llama 3.1's rotary scaling: long wavelengths interpolated, short ones kept, a ramp."""
 
     factor: float
     low_freq_factor: float

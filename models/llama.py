@@ -1,4 +1,4 @@
-"""The Llama family (Llama 2, 3, 3.1 and later, SmolLM2) in Flax Linen, behind the model protocol."""
+"""The Llama family (Llama 2, 3, 3.1 and later, SmolLM2) in Flax Linen."""
 
 from __future__ import annotations
 

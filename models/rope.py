@@ -21,14 +21,14 @@ def inverse_frequencies(config: LlamaConfig) -> np.ndarray:
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
     frequencies = 1.0 / np.power(np.float32(config.rope_theta), exponents)
     match config.rope_scaling:
-        case None:
-            return frequencies
         case LinearScaling(factor):
             return frequencies / np.float32(factor)
         case FrequencyFactors(factors):
             return frequencies / np.asarray(factors, np.float32)
         case Llama3Scaling() as scaling:
             return _llama3(frequencies, scaling)
+        case None:
+            return frequencies
 
 
 def _llama3(frequencies: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:

@@ -1,0 +1,59 @@
+"""The two ends of the terminal: answers go to stdout, everything about them to stderr."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+
+_CONTROL = {code: None for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}
+
+
+def stderr_console() -> Console:
+    """A console for progress and closing lines. Made when used, so that it sees today's stderr."""
+    return Console(stderr=True, highlight=False)
+
+
+def say(line: str) -> None:
+    """Prints one line to stderr, as it is."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def make_output_safe() -> None:
+    """Lets text outside the locale's character set appear as `?` instead of ending the run."""
+    for output in (sys.stdout, sys.stderr):
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="replace")
+
+
+def close_quietly() -> None:
+    """Flushes stdout; a reader that has gone (`| head`) is no error."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes again on its way out: give it something that takes the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def write_text(text: str) -> None:
+    """Writes a piece of the answer at once; a terminal gets it without control characters."""
+    if sys.stdout.isatty():
+        text = text.translate(_CONTROL)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def write_json(record: dict[str, Any]) -> None:
+    """Prints one JSON object on one line, ASCII where the locale knows no more."""
+    ascii_only = "utf" not in (getattr(sys.stdout, "encoding", None) or "").lower()
+    print(json.dumps(record, ensure_ascii=ascii_only, allow_nan=False), flush=True)
+
+
+def finite(number: float) -> float:
+    """The number, or 0.0 where nothing was measured: JSON knows no NaN and no infinity."""
+    return float(number) if math.isfinite(number) else 0.0

