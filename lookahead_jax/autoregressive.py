@@ -97,7 +97,7 @@ class Autoregressive:
 
 def generate(
     lm: LanguageModel,
-    prompt: Prompt | Sequence[str] | Sequence[Sequence[int]],
+    prompt: Prompt | list[str] | Sequence[Sequence[int]],
     *,
     sampling: Greedy | None = None,
     max_new_tokens: int = 128,
@@ -105,7 +105,7 @@ def generate(
     system: str | None = None,
     stop_tokens: Sequence[int] | None = None,
 ) -> GenerationResult | list[GenerationResult]:
-    """Ordinary decoding, one token a model call; arguments and result as `lookahead_jax.generate`."""
+    """Ordinary decoding, one token a model call; else as `lookahead_jax.generate`."""
     return run(
         lm,
         Autoregressive(sampling or Greedy()),

@@ -19,7 +19,7 @@ from lookahead_jax.text import TextDecoder
 from lookahead_jax.typing import LanguageModel
 
 CAPACITY_BUCKET = 128
-"""Capacities are rounded up to a multiple of this, so that texts of similar size share a program."""
+"""Capacities are rounded up to a multiple of this: texts of similar size share a program."""
 
 
 class Batch:
@@ -72,19 +72,27 @@ class Batch:
         batch.prefill_seconds = time.perf_counter() - begin
         return batch
 
-    def run(self, num_rounds: int = np.iinfo(np.int32).max) -> None:
-        """Decodes on the device until done, or for a number of rounds."""
+    def run(self, num_rounds: int = np.iinfo(np.int32).max, *, validate: bool = False) -> None:
+        """Decodes until done, or for a number of rounds.
+
+        All of it is one program on the device, unless each round is to be validated.
+        """
+        if validate:
+            self._run_checked(num_rounds)
+            return
         limit = jnp.asarray(num_rounds, jnp.int32)
         call = self._compiled(self.program.advance, self.state, self.lm.params, limit, donate=(0,))
         begin = time.perf_counter()
         self.state = jax.block_until_ready(call(self.state, self.lm.params, limit))
         self.decode_seconds += time.perf_counter() - begin
 
-    def run_checked(self) -> None:
-        """Decodes round by round; a round whose checks fail raises and is not published."""
+    def _run_checked(self, num_rounds: int) -> None:
+        """Round by round; one whose checks fail raises, and the state before it is kept."""
         call = self._compiled(self.program.checked_step, self.state, self.lm.params)
         begin = time.perf_counter()
-        while not np.all(self.state.sequences.done):
+        for _ in range(num_rounds):
+            if np.all(self.state.sequences.done):
+                break
             error, state = call(self.state, self.lm.params)
             message = error.get()
             if message is not None:
@@ -135,8 +143,9 @@ class Batch:
 class TextStream:
     """Chunks of one generation as they come; `result` holds the whole of it at the end."""
 
-    def __init__(self, batch: Batch, rounds_per_chunk: int) -> None:
+    def __init__(self, batch: Batch, rounds_per_chunk: int, validate: bool = False) -> None:
         self._batch = batch
+        self._validate = validate
         self._rounds_per_chunk = rounds_per_chunk
         self._result: GenerationResult | None = None
 
@@ -147,7 +156,7 @@ class TextStream:
         seen, rounds_seen = len(batch.prompts[0]), 0
         finished = False
         while not finished:
-            batch.run(self._rounds_per_chunk)
+            batch.run(self._rounds_per_chunk, validate=self._validate)
             text = batch.state.sequences
             length, rounds = int(text.length[0]), int(batch.state.rounds[0])
             finished = bool(text.done[0])

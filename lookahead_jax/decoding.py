@@ -78,9 +78,7 @@ def init_state(
     batch_size, capacity = sequences.tokens.shape
     if first_level is None:
         size = config.window_size + config.ngram_size - 3
-        first_level = jax.vmap(lambda *args: _draw_tokens(*args, (size,)))(
-            sequences.tokens, sequences.length, jnp.zeros_like(sequences.length)
-        )
+        first_level = _draw_tokens(sequences, jnp.zeros_like(sequences.length), (size,))
     empty = pool_lib.init_pool(vocab_size, config.guess_set_size, config.suffix_length)
     pool = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), empty)
     if config.pool_from_prompt and config.guess_set_size:
@@ -157,14 +155,14 @@ def round(
     with jax.named_scope("advance"):
         window = _advance(state, new_row, count, config)
     active = ~state.sequences.done
-    histogram = jnp.arange(config.suffix_length + 1) == (count - 1)[:, None]
+    histogram = jnp.arange(config.suffix_length + 1)[None, :] == (count - 1)[:, None]
     return DecodeState(
         sequences=sequences,
         cache=cache,
         window=window,
         pool=pool,
-        rounds=state.rounds + active,
-        accepted_histogram=state.accepted_histogram + histogram,
+        rounds=state.rounds + active.astype(jnp.int32),
+        accepted_histogram=state.accepted_histogram + histogram.astype(jnp.int32),
     )
 
 
@@ -242,7 +240,7 @@ def _output_ngrams(
     size = config.suffix_length
     # Row e holds the n-gram that ends at the e-th emitted token.
     offset = jnp.arange(size + 1)[:, None] + jnp.arange(-size, 1)[None, :]  # [S + 1, N]
-    at = before.length[:, None, None] + offset
+    at = before.length[:, None, None] + offset[None]
     ngrams = jax.vmap(lambda tokens, i: tokens[i])(after.tokens, jnp.maximum(at, 0))
     emitted = jnp.arange(size + 1)[None, :] < count[:, None]
     # A stop token ends the text, so nothing will ever follow its n-gram.
@@ -256,9 +254,7 @@ def _advance(state: DecodeState, new_row: Array, count: Array, config: Lookahead
     shape = (config.num_levels, config.suffix_length)
     if config.advance is WindowAdvance.BY_ACCEPTED:
         extra = jnp.maximum(count - 1, 0)
-        refill = jax.vmap(lambda *args: _draw_tokens(*args, shape))(
-            state.sequences.tokens, state.sequences.length, state.rounds + 1
-        )
+        refill = _draw_tokens(state.sequences, state.rounds + 1, shape)
     else:
         extra = jnp.zeros_like(count)
         refill = jnp.zeros((batch_size, *shape), jnp.int32)
@@ -272,13 +268,15 @@ def _advance(state: DecodeState, new_row: Array, count: Array, config: Lookahead
     return still(state.sequences.done, state.window, moved)
 
 
-def _draw_tokens(tokens: Array, length: Array, salt: Array, shape: tuple[int, ...]) -> Array:
-    """Tokens of one sequence in no particular order: guesses, which cannot change the text.
+def _draw_tokens(sequences: Sequences, salt: Array, shape: tuple[int, ...]) -> Array:
+    """Tokens [B, *shape] of each sequence in a mixed order: guesses, which cannot change the text.
 
-    The order is a function of the sequence and `salt` alone, so it does not depend on the batch. A
-    multiplicative hash is enough, and compiles in a fraction of the time of a random generator.
+    The order is a function of the sequence and of `salt` [B] alone, so it does not depend on the
+    batch. A multiplicative hash is enough, and compiles far faster than a random generator.
     """
     count = math.prod(shape)
-    index = jnp.arange(1, count + 1, dtype=jnp.uint32) + salt.astype(jnp.uint32) * np.uint32(count)
+    index = jnp.arange(1, count + 1, dtype=jnp.uint32)[None, :]
+    index = index + salt.astype(jnp.uint32)[:, None] * np.uint32(count)
     mixed = index * np.uint32(2654435769)  # 2**32 / golden ratio: consecutive values spread evenly
-    return tokens[(mixed >> 8) % length.astype(jnp.uint32)].reshape(shape)
+    at = (mixed >> np.uint32(8)) % sequences.length.astype(jnp.uint32)[:, None]
+    return jnp.take_along_axis(sequences.tokens, at, axis=1).reshape(-1, *shape)

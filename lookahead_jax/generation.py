@@ -74,7 +74,7 @@ def generate(
 @overload
 def generate(
     lm: LanguageModel,
-    prompt: Sequence[str] | Sequence[Sequence[int]],
+    prompt: list[str] | Sequence[Sequence[int]],
     *,
     config: LookaheadConfig | None = None,
     sampling: Greedy | None = None,
@@ -86,7 +86,7 @@ def generate(
 ) -> list[GenerationResult]: ...
 def generate(
     lm: LanguageModel,
-    prompt: Prompt | Sequence[str] | Sequence[Sequence[int]],
+    prompt: Prompt | list[str] | Sequence[Sequence[int]],
     *,
     config: LookaheadConfig | None = None,
     sampling: Greedy | None = None,
@@ -141,6 +141,7 @@ def stream(
     chat_template: bool | None = None,
     system: str | None = None,
     stop_tokens: Sequence[int] | None = None,
+    validate: bool = False,
     rounds_per_chunk: int = 1,
 ) -> TextStream:
     """`generate` for one prompt, text as it comes.
@@ -154,6 +155,7 @@ def stream(
         chat_template: See `generate`.
         system: See `generate`.
         stop_tokens: See `generate`.
+        validate: See `generate`.
         rounds_per_chunk: Rounds between two looks of the host; more is faster and less prompt.
 
     Returns:
@@ -161,16 +163,16 @@ def stream(
     """
     if type(rounds_per_chunk) is not int or rounds_per_chunk < 1:
         raise LookaheadError(f"rounds_per_chunk must be an integer >= 1, got {rounds_per_chunk!r}")
-    decoder = Lookahead(config or LookaheadConfig(), sampling or Greedy())
+    decoder = Lookahead(config or LookaheadConfig(), sampling or Greedy(), validate)
     tokens = encode_prompt(lm, prompt, chat_template=chat_template, system=system)
     batch = Batch.start(lm, decoder, [tokens], max_new_tokens, stop_tokens)
-    return TextStream(batch, rounds_per_chunk)
+    return TextStream(batch, rounds_per_chunk, validate)
 
 
 def run(
     lm: LanguageModel,
     decoder: Decoder[Any],
-    prompt: Prompt | Sequence[str] | Sequence[Sequence[int]],
+    prompt: Prompt | list[str] | Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
     chat_template: bool | None,
@@ -185,6 +187,6 @@ def run(
     prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
     tokens = [encode_prompt(lm, p, chat_template=chat_template, system=system) for p in prompts]
     batch = Batch.start(lm, decoder, tokens, max_new_tokens, stop_tokens)
-    batch.run_checked() if validate else batch.run()
+    batch.run(validate=validate)
     results = batch.results()
     return results[0] if single else results

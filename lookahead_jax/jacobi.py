@@ -1,4 +1,4 @@
-"""Vanilla Jacobi decoding: for reference and for teaching. Lookahead is not this (specification 0x02).
+"""Vanilla Jacobi decoding (specification 0x02): for reference and for teaching.
 
 A block of m guesses is updated as a whole until it is the model's own greedy continuation. Three
 conditions are easy to conflate (specification 0x02B), so they have names here:
@@ -149,9 +149,9 @@ class Jacobi:
         tokens = jnp.concatenate(
             [last_token(state.sequences)[:, None], state.guesses[:, :-1]], axis=1
         )
-        offset = jnp.arange(size, dtype=jnp.int32)
+        offset = jnp.arange(size, dtype=jnp.int32)[None, :]
         rows = jnp.broadcast_to(offset, (batch_size, size))
-        mask = jnp.broadcast_to(offset[:, None] >= offset[None, :], (batch_size, size, size))
+        mask = jnp.broadcast_to(offset.T >= offset, (batch_size, size, size))
         positions = (state.sequences.length - 1)[:, None] + offset
         logits, block_kv = forward(params, tokens, positions, mask, state.cache, rows)
         updated = self.sampling.select(logits)
@@ -163,14 +163,15 @@ class Jacobi:
             sequences=sequences,
             cache=commit(state.cache, block_kv, rows, count),
             guesses=jnp.take_along_axis(updated, kept, axis=1),
-            rounds=state.rounds + (count > 0),
-            accepted_histogram=state.accepted_histogram + (offset == (count - 1)[:, None]),
+            rounds=state.rounds + (count > 0).astype(jnp.int32),
+            accepted_histogram=state.accepted_histogram
+            + (offset == (count - 1)[:, None]).astype(jnp.int32),
         )
 
 
 def generate(
     lm: LanguageModel,
-    prompt: Prompt | Sequence[str] | Sequence[Sequence[int]],
+    prompt: Prompt | list[str] | Sequence[Sequence[int]],
     *,
     block_size: int = 16,
     sampling: Greedy | None = None,

@@ -1,8 +1,8 @@
 """The n-gram pool: per key token, the G most recently seen suffixes, one sequence at a time.
 
-The pool is direct-indexed by token id, [V, G, S], and stored as [V, G * S]: accelerators pad the two
-minor dimensions of an array to a tile, which would cost a small trailing [G, S] up to forty times
-its size.
+The pool is direct-indexed by token id, [V, G, S], and stored as [V, G * S]: accelerators pad the
+two minor dimensions of an array to a tile, which would cost a small trailing [G, S] up to forty
+times its size.
 
 A bucket is kept right-aligned, oldest first: the newest suffix is in slot G - 1, empty slots are on
 the left. An upsert is then one move for every case of specification 0x03B: drop slot m and append,
@@ -55,12 +55,12 @@ def lookup(pool: NGramPool, key: Array) -> tuple[Array, Array]:
 def insert(pool: NGramPool, keys: Array, suffixes: Array, valid: Array) -> NGramPool:
     """Upserts M n-grams as if one after the other, all at once.
 
-    Doing them one by one would be M dependent read-modify-write steps on the device. Least-recently-
-    used order has the stack property: after any series of upserts a bucket holds the G most recent
-    distinct suffixes by last occurrence. So each new bucket is read off the list (old bucket, then
-    the new suffixes with this key), where an entry survives if no later entry equals it and fewer
-    than G survivors follow it. Rows with equal keys compute equal buckets, so the order in which
-    they are stored does not matter.
+    Doing them one by one would be M dependent read-modify-write steps on the device. But least
+    recently used order has the stack property: after any series of upserts a bucket holds the G
+    most recent distinct suffixes by last occurrence. So each new bucket is read off the list (old
+    bucket, then the new suffixes with this key), where an entry survives if no later entry equals
+    it and fewer than G survivors follow it. Rows with equal keys compute equal buckets, so the
+    order in which they are stored does not matter.
 
     Args:
         pool: The pool.

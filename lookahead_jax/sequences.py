@@ -68,14 +68,14 @@ def append(sequences: Sequences, emitted: Array, count: Array) -> tuple[Sequence
         The text, and int32 [B], how many tokens were published.
     """
     batch_size, width = emitted.shape
-    offset = jnp.arange(width)
+    offset = jnp.arange(width)[None, :]
     is_stop = jnp.any(emitted[:, :, None] == sequences.stop_tokens[:, None, :], axis=-1)
     until_stop = jnp.min(jnp.where(is_stop, offset + 1, width), axis=-1)
     room = sequences.max_length - sequences.length
     count = jnp.minimum(jnp.minimum(count, until_stop), room)
     count = jnp.where(sequences.done, 0, count)
 
-    published = offset[None, :] < count[:, None]
+    published = offset < count[:, None]
     at = jnp.where(published, sequences.length[:, None] + offset, sequences.tokens.shape[1])
     rows = jnp.arange(batch_size)[:, None]
     length = sequences.length + count

@@ -69,8 +69,8 @@ def check_round(
         count=count,
         accepted=verdict.accepted,
     )
-    # The k-th committed row must have the (k-1)-th emitted token as its input, and must see the rows
-    # committed before it and nothing else of the block.
+    # The k-th committed row must have the (k-1)-th emitted token as its input, and must see the
+    # rows committed before it and nothing else of the block.
     committed = step[None, :] < count[:, None]
     inputs = jnp.take_along_axis(proposal.tokens, rows, axis=1)
     last = jnp.take_along_axis(sequences.tokens, frontier[:, None], axis=1)

@@ -29,8 +29,8 @@ def verify_greedy(
 ) -> Verdict:
     """Accepts the longest path that agrees with the model's own choices (specification 0x05A).
 
-    A node agrees if its token is what the model predicts at its parent; it is accepted if it and all
-    its ancestors agree. Of the deepest accepted nodes the first wins.
+    A node agrees if its token is what the model predicts at its parent; it is accepted if it and
+    all its ancestors agree. Of the deepest accepted nodes the first wins.
 
     Args:
         block: Parents, depths, ancestors and paths of the n nodes; node 0 is the ordinary row.

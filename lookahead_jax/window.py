@@ -46,7 +46,7 @@ def init_window(config: LookaheadConfig, first_level: Array) -> Window:
 
 
 def window_tokens(window: Window) -> Array:
-    """Tokens of the window in the order that `Layout.source` counts, less the live token in front."""
+    """Tokens in the order that `Layout.source` counts, less the live token in front."""
     return jnp.concatenate([window.base, window.levels.reshape(-1)])
 
 
