@@ -43,7 +43,11 @@ def attend(
 
     def scores(keys: Array) -> Array:
         return scale * lax.dot_general(
-            rows, keys, (((3,), (3,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32
+            rows,
+            keys,
+            (((3,), (3,)), ((0, 1), (0, 1))),
+            precision=lax.Precision.HIGHEST,  # float32 means float32 on accelerators too
+            preferred_element_type=jnp.float32,
         )
 
     def mix(weights: Array, values: Array) -> Array:
@@ -51,6 +55,7 @@ def attend(
             weights.astype(values.dtype),
             values,
             (((3,), (2,)), ((0, 1), (0, 1))),
+            precision=lax.Precision.HIGHEST,
             preferred_element_type=jnp.float32,
         )
 

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from lookahead_jax.errors import LookaheadError, RoundCheckError
-from lookahead_jax.programs import Decoder, Program, State, compiled
-from lookahead_jax.prompts import check_lengths
+from lookahead_jax.programs import MAX_PREFILL_CHUNK, Decoder, Program, State, compiled
+from lookahead_jax.prompts import check_lengths, stop_ids
 from lookahead_jax.results import GenerationResult, GenerationStats, StreamChunk
 from lookahead_jax.sequences import Sequences
 from lookahead_jax.text import TextDecoder
 from lookahead_jax.typing import LanguageModel
 
-CAPACITY_BUCKET = 128
+CAPACITY_BUCKET = 64
 """Capacities are rounded up to a multiple of this: texts of similar size share a program."""
 
 
@@ -46,13 +46,12 @@ class Batch:
         """Checks what can be checked, compiles, and reads the prompts."""
         longest = max(map(len, prompts))
         check_lengths(lm, longest, max_new_tokens)
-        stops = lm.stop_tokens if stop_tokens is None else tuple(stop_tokens)
-        chunk = _prefill_chunk(longest)
-        padded_length = _round_up(longest, chunk)
+        stops = stop_ids(lm, stop_tokens)
+        padded_length = _padded_prompt(longest)
         capacity = _round_up(
             max(longest + max_new_tokens + decoder.overhang, padded_length), CAPACITY_BUCKET
         )
-        program = Program(decoder, lm.forward, lm.cache_spec, lm.vocab_size, capacity, chunk)
+        program = Program(decoder, lm.forward, lm.cache_spec, lm.vocab_size, capacity)
         batch = cls(lm, program, prompts)
 
         padded = np.zeros((len(prompts), padded_length), np.int32)
@@ -66,7 +65,7 @@ class Batch:
             jnp.broadcast_to(jnp.asarray(stop_row), (len(prompts), len(stop_row))),
             lm.params,
         )
-        call = batch._compiled(program.start, *args)
+        call = batch._compiled("start", *args)
         begin = time.perf_counter()
         batch.state = jax.block_until_ready(call(*args))
         batch.prefill_seconds = time.perf_counter() - begin
@@ -81,14 +80,14 @@ class Batch:
             self._run_checked(num_rounds)
             return
         limit = jnp.asarray(num_rounds, jnp.int32)
-        call = self._compiled(self.program.advance, self.state, self.lm.params, limit, donate=(0,))
+        call = self._compiled("advance", self.state, self.lm.params, limit, donate=(0,))
         begin = time.perf_counter()
         self.state = jax.block_until_ready(call(self.state, self.lm.params, limit))
         self.decode_seconds += time.perf_counter() - begin
 
     def _run_checked(self, num_rounds: int) -> None:
         """Round by round; one whose checks fail raises, and the state before it is kept."""
-        call = self._compiled(self.program.checked_step, self.state, self.lm.params)
+        call = self._compiled("checked_step", self.state, self.lm.params)
         begin = time.perf_counter()
         for _ in range(num_rounds):
             if np.all(self.state.sequences.done):
@@ -134,8 +133,8 @@ class Batch:
             )
         return results
 
-    def _compiled(self, function: Any, *args: Any, donate: tuple[int, ...] = ()) -> Any:
-        call, seconds = compiled(function, *args, donate=donate)
+    def _compiled(self, method: str, *args: Any, donate: tuple[int, ...] = ()) -> Any:
+        call, seconds = compiled(self.program, method, *args, donate=donate)
         self.compile_seconds += seconds
         return call
 
@@ -181,6 +180,8 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _prefill_chunk(prompt_length: int) -> int:
-    """Rows of one prefill call: a power of two, so that few programs serve all prompts."""
-    return min(256, max(16, 1 << (prompt_length - 1).bit_length()))
+def _padded_prompt(length: int) -> int:
+    """A power of two, or whole prefill chunks: few programs then serve all prompts."""
+    if length > MAX_PREFILL_CHUNK:
+        return _round_up(length, MAX_PREFILL_CHUNK)
+    return max(16, 1 << (length - 1).bit_length())

@@ -63,21 +63,32 @@ def commit(cache: KVCache, block: BlockKV, rows: Array, advance: Array) -> KVCac
     # the whole cache for the reads that follow. `advance` is never negative, which XLA cannot know.
     start = jnp.where(advance < 0, 0, cache.length)
 
-    def append(buffers: tuple[Array, ...], blocks: tuple[Array, ...]) -> tuple[Array, ...]:
-        return tuple(_append(b, x, rows, start) for b, x in zip(buffers, blocks, strict=True))
+    # One dynamic_update_slice per sequence: the batched form is a scatter, for which XLA:TPU copies
+    # the whole cache into another layout.
+    def write(b: Array | int, buffers: tuple[Array, ...]) -> tuple[Array, ...]:
+        return tuple(
+            lax.dynamic_update_slice(
+                buffer, lax.dynamic_slice_in_dim(path, b, 1), (b, 0, start[b], 0)
+            )
+            for buffer, path in zip(buffers, paths, strict=True)
+        )
 
-    return KVCache(
-        append(cache.keys, block.keys), append(cache.values, block.values), cache.length + advance
+    buffers = cache.keys + cache.values
+    batch_size = rows.shape[0]
+    paths = tuple(
+        _take_rows(x, rows).astype(buffer.dtype)
+        for x, buffer in zip(block.keys + block.values, buffers, strict=True)
     )
-
-
-def _append(buffer: Array, block: Array, rows: Array, start: Array) -> Array:
-    batch_size = buffer.shape[0]
     if batch_size == 1:
-        # A single sequence is written by one dynamic_update_slice; the batched form is a scatter.
-        path = jnp.take(block, rows[0], axis=2)
-        return lax.dynamic_update_slice(buffer, path.astype(buffer.dtype), (0, 0, start[0], 0))
-    path = jax.vmap(lambda x, r: jnp.take(x, r, axis=1))(block, rows).astype(buffer.dtype)
-    return jax.vmap(lambda b, x, at: lax.dynamic_update_slice(b, x, (0, at, 0)))(
-        buffer, path, start
-    )
+        buffers = write(0, buffers)
+    else:
+        buffers = lax.fori_loop(0, batch_size, write, buffers)
+    num_layers = len(cache.keys)
+    return KVCache(buffers[:num_layers], buffers[num_layers:], cache.length + advance)
+
+
+def _take_rows(x: Array, rows: Array) -> Array:
+    """Rows [B, n] of x [B, K, T, D], as [B, K, n, D]."""
+    if x.shape[0] == 1:
+        return jnp.take(x, rows[0], axis=2)  # one gather without batch indices to compute
+    return jax.vmap(lambda x, rows: jnp.take(x, rows, axis=1))(x, rows)

@@ -22,6 +22,9 @@ from lookahead_jax.kv_cache import KVCache
 from lookahead_jax.sequences import Sequences, init_sequences
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, Params
 
+MAX_PREFILL_CHUNK = 256
+"""Most rows of one prefill call."""
+
 
 class State(Protocol):
     """What the programs need to see of a decoder's state."""
@@ -76,7 +79,6 @@ class Program:
     cache_spec: CacheSpec
     vocab_size: int
     capacity: int
-    chunk: int
 
     def start(
         self,
@@ -86,12 +88,16 @@ class Program:
         stop_tokens: Array,
         params: Params,
     ) -> Any:
-        """Prompts int32 [B, P] to the state after prefill."""
+        """Prompts int32 [B, P] to the state after prefill, in chunks of P rows or fewer.
+
+        P is a multiple of `MAX_PREFILL_CHUNK` where it is larger.
+        """
         sequences = init_sequences(
             prompt, prompt_length, max_new_tokens, stop_tokens, self.capacity
         )
         state = self.decoder.init(sequences, self.cache_spec, self.vocab_size)
-        return self.decoder.prefill(state, params, self.forward, self.chunk)
+        chunk = min(prompt.shape[1], MAX_PREFILL_CHUNK)
+        return self.decoder.prefill(state, params, self.forward, chunk)
 
     def advance(self, state: Any, params: Params, num_rounds: Array) -> Any:
         """Runs at most `num_rounds` rounds, until every sequence is done."""
@@ -132,23 +138,26 @@ class _Signature:
 
 @functools.lru_cache(maxsize=64)
 def _compile(
-    function: Callable[..., Any], donate: tuple[int, ...], signature: _Signature
+    program: Program, method: str, donate: tuple[int, ...], signature: _Signature
 ) -> tuple[Callable[..., Any], list[float]]:
     """The compiled function, and the seconds it took, to be charged to whoever asked first."""
     begin = time.perf_counter()
+    function = getattr(program, method)
     compiled = jax.jit(function, donate_argnums=donate).lower(*signature.abstract()).compile()
     return compiled, [time.perf_counter() - begin]
 
 
 def compiled(
-    function: Callable[..., Any], *args: Any, donate: tuple[int, ...] = ()
+    program: Program, method: str, *args: Any, donate: tuple[int, ...] = ()
 ) -> tuple[Callable[..., Any], float]:
-    """A program for these arguments and the seconds spent compiling it, 0 if it was there already.
+    """A method compiled for these arguments, and the seconds that took: 0 if it was there already.
 
     Args:
-        function: A bound method of a `Program`: equal programs share their compilation.
+        program: Equal programs share their compilation. (Bound methods of equal objects are not
+            equal, so a method is named.)
+        method: "start", "advance" or "checked_step".
         *args: Arrays, or anything with a shape and dtype.
         donate: Arguments whose buffers the program may reuse.
     """
-    program, cost = _compile(function, donate, _Signature.of(args))
-    return program, cost.pop() if cost else 0.0
+    function, cost = _compile(program, method, donate, _Signature.of(args))
+    return function, cost.pop() if cost else 0.0

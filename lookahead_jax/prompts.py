@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from lookahead_jax.errors import LookaheadError
@@ -28,7 +29,7 @@ def encode_prompt(
     if isinstance(prompt, str):
         tokens = _encode_text(lm, prompt, chat_template, system)
     else:
-        tokens = tuple(_token_id(t, lm.vocab_size) for t in prompt)
+        tokens = tuple(_token_id(t, lm.vocab_size, "a prompt's token ids") for t in prompt)
     if not tokens:
         raise LookaheadError("the prompt is empty: expected at least one token")
     return tokens
@@ -60,15 +61,26 @@ def _plain(tokenizer: Tokenizer, prompt: str, system: str | None) -> tuple[int, 
     return tuple(tokenizer.encode(prompt))
 
 
-def _token_id(token: object, vocab_size: int) -> int:
+def stop_ids(lm: LanguageModel, stop_tokens: Sequence[int] | None) -> tuple[int, ...]:
+    """Token ids that end a text: the model's own where None are given.
+
+    Raises:
+        LookaheadError: If they are not token ids of this model.
+    """
+    if stop_tokens is None:
+        return lm.stop_tokens
+    if isinstance(stop_tokens, str) or not hasattr(stop_tokens, "__iter__"):
+        raise LookaheadError(f"stop_tokens must be a list of token ids, got {stop_tokens!r}")
+    return tuple(_token_id(t, lm.vocab_size, "stop_tokens") for t in stop_tokens)
+
+
+def _token_id(token: object, vocab_size: int, what: str) -> int:
     try:
-        value = token.__index__()  # pyright: ignore[reportAttributeAccessIssue]
-    except AttributeError:
+        value = operator.index(token)  # pyright: ignore[reportArgumentType]
+    except TypeError:
         value = -1
     if isinstance(token, bool) or not 0 <= value < vocab_size:
-        raise LookaheadError(
-            f"a prompt's token ids must be integers in [0, {vocab_size}), got {token!r}"
-        )
+        raise LookaheadError(f"{what} must be integers in [0, {vocab_size}), got {token!r}")
     return value
 
 

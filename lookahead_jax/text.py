@@ -29,5 +29,8 @@ class TextDecoder:
         after = self._tokenizer.decode(self._shown + self._pending)
         if after.endswith(REPLACEMENT) and not last:
             return ""
-        self._shown, self._pending = self._pending, []
-        return after[len(before) :]
+        piece = after[len(before) :]
+        # Special tokens have no text. What stands before them still decides how the next one reads.
+        self._shown = self._pending if piece else self._shown + self._pending
+        self._pending = []
+        return piece

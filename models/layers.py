@@ -64,4 +64,12 @@ class GatedMLP(nn.Module):
 
 def product(weight: Array, x: Array) -> Array:
     """Weight [out, in] times x [in, M], accumulated and returned in float32."""
-    return lax.dot_general(weight, x, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    # HIGHEST: float32 means float32. Accelerators would round the factors by default, and a round
+    # and an ordinary step would then part at near ties. It changes nothing for bfloat16.
+    return lax.dot_general(
+        weight,
+        x,
+        (((1,), (0,)), ((), ())),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )

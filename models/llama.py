@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+from jax import lax
+
+from lookahead_jax.attention import attend
+from lookahead_jax.kv_cache import BlockKV, KVCache, init_cache
 from lookahead_jax.models.config import LlamaConfig
 from lookahead_jax.models.layers import GatedMLP, Linear, RMSNorm, product
 from lookahead_jax.models.rope import rotate, rotation
-
-from lookahead_jax.attention import attend
-from lookahead_jax.kv_cache import BlockKV, KVCache
-from lookahead_jax.typing import Array, Params
+from lookahead_jax.typing import Array, CacheSpec, Params
 
 
 class Attention(nn.Module):
@@ -102,7 +104,9 @@ class Llama(nn.Module):
 
         # Only the wanted rows go through the head, which is a large share of a small model.
         flat = logit_rows + num_rows * jnp.arange(batch_size)[:, None]
-        wanted = RMSNorm(c.rms_norm_eps, name="final_norm")(x[:, flat.reshape(-1)])
+        # The barrier keeps the gather's transpose out of the product, which would turn it around.
+        wanted = lax.optimization_barrier(x[:, flat.reshape(-1)])
+        wanted = RMSNorm(c.rms_norm_eps, name="final_norm")(wanted)
         weight = table if c.tie_word_embeddings else Embedding(c, name="head")()
         logits = product(weight, wanted).reshape(c.vocab_size, *logit_rows.shape)
         return logits.transpose(1, 2, 0), BlockKV(tuple(keys), tuple(values))
@@ -139,3 +143,24 @@ class LlamaForward:
         return Llama(self.config).apply(
             {"params": params}, tokens, positions, block_mask, cache, logit_rows
         )  # pyright: ignore[reportReturnType]
+
+
+def cache_spec(config: LlamaConfig, dtype: str) -> CacheSpec:
+    """Shape of the model's key/value cache."""
+    return CacheSpec(
+        num_layers=config.num_hidden_layers,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+    )
+
+
+def abstract_params(config: LlamaConfig, dtype: str) -> Params:
+    """The parameter tree as `jax.ShapeDtypeStruct`s, to compile or plan memory without weights."""
+    row, rows = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1, 1), bool)
+
+    def init() -> Params:
+        cache = init_cache(cache_spec(config, "float32"), 1, 1)
+        return Llama(config).init(jax.random.key(0), row, row, rows, cache, row)["params"]
+
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), jax.eval_shape(init))

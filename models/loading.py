@@ -19,8 +19,9 @@ from lookahead_jax.models.checkpoint import Checkpoint
 from lookahead_jax.models.demo import NAMED_MODELS, fetch
 from lookahead_jax.models.gguf_file import load_gguf
 from lookahead_jax.models.huggingface import FILE_PATTERNS, load_directory, read_config
+from lookahead_jax.models.llama import LlamaForward, cache_spec
 from lookahead_jax.models.weights import DTYPES, Progress
-from lookahead_jax.typing import CacheSpec, LanguageModel
+from lookahead_jax.typing import LanguageModel
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -99,19 +100,12 @@ def _download(repository: str) -> Path:
 
 
 def _language_model(name: str, checkpoint: Checkpoint, dtype: str) -> LanguageModel:
-    from lookahead_jax.models.llama import LlamaForward
-
     config = checkpoint.config
     return LanguageModel(
         name=name,
         forward=LlamaForward(config),
         params=checkpoint.params,
-        cache_spec=CacheSpec(
-            num_layers=config.num_hidden_layers,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            dtype=dtype,
-        ),
+        cache_spec=cache_spec(config, dtype),
         vocab_size=config.vocab_size,
         max_length=config.max_position_embeddings,
         stop_tokens=checkpoint.stop_tokens,

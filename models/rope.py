@@ -6,13 +6,14 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+
 from lookahead_jax.models.config import (
     FrequencyFactors,
     LinearScaling,
     Llama3Scaling,
     LlamaConfig,
 )
-
 from lookahead_jax.typing import Array
 
 
@@ -41,8 +42,20 @@ def _llama3(frequencies: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
 
 def rotation(config: LlamaConfig, positions: Array) -> tuple[Array, Array]:
     """Cosines and sines, float32 [B, T, D / 2], of positions int32 [B, T]."""
-    angles = positions[:, :, None].astype(jnp.float32) * inverse_frequencies(config)
-    return jnp.cos(angles), jnp.sin(angles)
+    angles = positions[:, :, None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
+    turn = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+    turn = lax.platform_dependent(turn, cpu=_materialise, default=lambda x: x)
+    cosines, sines = jnp.split(turn, 2, axis=-1)
+    return cosines, sines
+
+
+def _materialise(x: Array) -> Array:
+    """x itself, as the result of an operation that XLA:CPU does not fuse into its consumers.
+
+    Left to itself it evaluates every sine and cosine anew in each layer, for queries and for keys.
+    """
+    one = jnp.eye(x.shape[-1], dtype=x.dtype)
+    return jnp.matmul(x, one, precision=lax.Precision.HIGHEST)
 
 
 def rotate(x: Array, cosines: Array, sines: Array) -> Array:

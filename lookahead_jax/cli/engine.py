@@ -1,6 +1,6 @@
 """What the commands call: the package's own functions, handed over as one object.
 
-The commands take an `Engine` instead of importing, which keeps jax out of `--help` and lets tests
+The commands take an `Engine` instead of importing, which keeps model code out of `--help` and lets tests
 run the whole command line on a model of a few lines.
 """
 

@@ -49,12 +49,11 @@ def generate_one(
     """Answers one prompt: streamed text with a closing line on stderr, or one JSON object."""
     lm = engine.load_model(settings.model, dtype=settings.dtype)
     arguments = settings.generation_arguments(system)
-    if as_json or validate:
-        result = engine.generate(lm, prompt, config=settings.config, validate=validate, **arguments)
-        if not as_json:
-            write_text(f"{result.text}\n")
+    checked = {"config": settings.config, "validate": validate, **arguments}
+    if as_json:
+        result = engine.generate(lm, prompt, **checked)
     else:
-        result = _stream_to_terminal(engine, lm, prompt, settings, arguments)
+        result = _stream_to_terminal(engine, lm, prompt, checked)
     if not as_json:
         say(closing_line(result, settings))
     ordinary = engine.ordinary(lm, prompt, **arguments) if baseline else None
@@ -65,10 +64,10 @@ def generate_one(
 
 
 def _stream_to_terminal(
-    engine: Engine, lm: LanguageModel, prompt: str, settings: Settings, arguments: dict[str, Any]
+    engine: Engine, lm: LanguageModel, prompt: str, arguments: dict[str, Any]
 ) -> GenerationResult:
     with _working("compiling and reading the prompt"):
-        chunks = engine.stream(lm, prompt, config=settings.config, **arguments)
+        chunks = engine.stream(lm, prompt, **arguments)
         iterator = iter(chunks)
         first = next(iterator, None)
     try:

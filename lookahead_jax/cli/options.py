@@ -57,7 +57,7 @@ ValidateOption = Annotated[
     bool,
     typer.Option(
         "--validate",
-        help="Check every round before its tokens are published; slower, and not streamed.",
+        help="Check every round before its tokens are published; slower.",
     ),
 ]
 BatchSizeOption = Annotated[
