@@ -151,7 +151,7 @@ class Jacobi:
         )
         offset = jnp.arange(size, dtype=jnp.int32)[None, :]
         rows = jnp.broadcast_to(offset, (batch_size, size))
-        mask = jnp.broadcast_to(offset.T >= offset, (batch_size, size, size))
+        mask = jnp.broadcast_to(offset <= offset.T, (batch_size, size, size))
         positions = (state.sequences.length - 1)[:, None] + offset
         logits, block_kv = forward(params, tokens, positions, mask, state.cache, rows)
         updated = self.sampling.select(logits)

@@ -79,10 +79,8 @@ def commit(cache: KVCache, block: BlockKV, rows: Array, advance: Array) -> KVCac
         _take_rows(x, rows).astype(buffer.dtype)
         for x, buffer in zip(block.keys + block.values, buffers, strict=True)
     )
-    if batch_size == 1:
-        buffers = write(0, buffers)
-    else:
-        buffers = lax.fori_loop(0, batch_size, write, buffers)
+    one = batch_size == 1
+    buffers = write(0, buffers) if one else lax.fori_loop(0, batch_size, write, buffers)
     num_layers = len(cache.keys)
     return KVCache(buffers[:num_layers], buffers[num_layers:], cache.length + advance)
 

@@ -42,7 +42,7 @@ def init_sequences(
     tokens = jnp.pad(prompt.astype(jnp.int32), ((0, 0), (0, capacity - prompt.shape[1])))
     return Sequences(
         tokens=tokens,
-        length=prompt_length,
+        length=jnp.copy(prompt_length),  # of its own, so that the state can be donated
         prompt_length=prompt_length,
         max_length=prompt_length + max_new_tokens,
         stop_tokens=stop_tokens,

@@ -63,7 +63,11 @@ class GatedMLP(nn.Module):
 
 
 def product(weight: Array, x: Array) -> Array:
-    """Weight [out, in] times x [in, M], accumulated and returned in float32."""
+    """Product of weight [out, in] and x [in, M], accumulated and returned in float32."""
+    return lax.platform_dependent(weight, x, cpu=_product_of_few, default=_product)
+
+
+def _product(weight: Array, x: Array) -> Array:
     # HIGHEST: float32 means float32. Accelerators would round the factors by default, and a round
     # and an ordinary step would then part at near ties. It changes nothing for bfloat16.
     return lax.dot_general(
@@ -73,3 +77,12 @@ def product(weight: Array, x: Array) -> Array:
         precision=lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
+
+
+def _product_of_few(weight: Array, x: Array) -> Array:
+    """The product for XLA:CPU, whose kernels lose a fifth of their speed on 5, 7 or 13 columns."""
+    columns = x.shape[1]
+    if not 1 < columns < 32:
+        return _product(weight, x)
+    padded = max(8, 1 << (columns - 1).bit_length())
+    return _product(weight, jnp.pad(x, ((0, 0), (0, padded - columns))))[:, :columns]

@@ -50,7 +50,7 @@ def rotation(config: LlamaConfig, positions: Array) -> tuple[Array, Array]:
 
 
 def _materialise(x: Array) -> Array:
-    """x itself, as the result of an operation that XLA:CPU does not fuse into its consumers.
+    """The array itself, as the result of an operation that XLA:CPU fuses into no consumer.
 
     Left to itself it evaluates every sine and cosine anew in each layer, for queries and for keys.
     """

@@ -1,7 +1,7 @@
 """What the commands call: the package's own functions, handed over as one object.
 
-The commands take an `Engine` instead of importing, which keeps model code out of `--help` and lets tests
-run the whole command line on a model of a few lines.
+The commands take an `Engine` instead of importing, which keeps model code out of `--help` and lets
+tests run the whole command line on a model of a few lines.
 """
 
 from __future__ import annotations

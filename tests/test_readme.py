@@ -1,0 +1,40 @@
+"""The README's Python runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from lookahead_jax import LookaheadConfig, autoregressive
+
+README = Path(__file__).parent.parent / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_functional_layer_writes_what_ordinary_decoding_writes(tiny):
+    (block,) = [block for block in BLOCKS if "decoding.round" in block]
+    prompt = [1, 6, 124, 103, 48, 103, 119]
+    given = {
+        "lm": tiny,
+        "config": LookaheadConfig(window_size=3, ngram_size=3, guess_set_size=3),
+        "prompt": jnp.asarray([prompt]),
+        "prompt_length": jnp.asarray([len(prompt)]),
+        "max_new_tokens": jnp.asarray([24]),
+        "stop_tokens": jnp.asarray([[2]]),
+        "capacity": 128,
+    }
+    exec(block, given)
+    text = given["state"].sequences
+    ordinary = autoregressive.generate(tiny, prompt, max_new_tokens=24)
+    assert text.tokens[0, len(prompt) : text.length[0]].tolist() == list(ordinary.tokens)
+
+
+@pytest.mark.slow
+def test_the_first_example_runs(capsys):
+    (block,) = [block for block in BLOCKS if "load_model" in block]
+    given = {}
+    exec(block, given)
+    printed = capsys.readouterr().out
+    assert printed.count(given["result"].text) == 2  # printed whole, then streamed
+    assert len(given["results"]) == 2
