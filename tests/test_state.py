@@ -174,7 +174,7 @@ def test_one_program_for_each_capacity_bucket():
     assert again.stats.compile_seconds == 0
     assert rounds_traced() == once
 
-    call(list(range(20)), max_new_tokens=60)  # a longer prompt: another prefill, the same rounds
+    call(list(range(20)), max_new_tokens=30)  # a longer prompt: another prefill, the same rounds
     assert rounds_traced() == once
 
     call([1, 2, 3], max_new_tokens=200)
