@@ -201,7 +201,7 @@ def peak_memory_of_loading(path, dtype):
         "jax.block_until_ready(lm.params)\n"
         "print(before, peak())\n"
     )
-    command = [sys.executable, "-c", code, str(path), dtype]
+    command = [sys.executable, "-P", "-c", code, str(path), dtype]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     before, after = result.stdout.split()

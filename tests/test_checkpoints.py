@@ -397,7 +397,7 @@ def run_offline(cache, code):
     """Runs Python with the hub's network switched off and its cache in a directory."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(cache)}
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-P", "-c", code],
         env=environment,
         cwd=cache,
         capture_output=True,

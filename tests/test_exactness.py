@@ -201,9 +201,9 @@ def test_long_prompts_are_read_in_chunks(toy):
 
 
 def test_a_text_and_its_overhang_may_fill_the_capacity_to_the_last_place(toy):
-    """125 tokens and an overhang of 3 in a bucket of 128 (contract 2)."""
+    """125 tokens and an overhang of 3 in two buckets of 64 (contract 2)."""
     prompt = (3, *toy_text((3,), 79))
-    assert len(prompt) + 45 + CONFIG.suffix_length == CAPACITY_BUCKET
+    assert len(prompt) + 45 + CONFIG.suffix_length == 2 * CAPACITY_BUCKET
     result = generate(toy, prompt, config=CONFIG, max_new_tokens=45)
     assert result.tokens == toy_text(prompt, 45)
     assert result.stats.accepted_histogram[-1]

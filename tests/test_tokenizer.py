@@ -277,7 +277,7 @@ def test_no_advice_to_install_pytorch(tmp_path):
         "from lookahead_jax.models.tokenizer import tokenizer_from_directory\n"
         "print(tokenizer_from_directory(pathlib.Path(sys.argv[1])).encode('a'))"
     )
-    command = [sys.executable, "-c", code, str(tmp_path)]
+    command = [sys.executable, "-P", "-c", code, str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.stdout, result.stderr) == ("[0, 2]\n", "")
 
