@@ -36,7 +36,10 @@ def loading_memory(model: str, dtype: str) -> dict[str, Any]:
         LookaheadError: The process failed.
     """
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _PROGRAM, model, dtype], capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", _PROGRAM, model, dtype],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         reason = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
