@@ -19,7 +19,7 @@ from lookahead_jax.kv_cache import init_cache
 from lookahead_jax.layout import build_layout
 from lookahead_jax.prefill import prefill
 from lookahead_jax.programs import Program
-from lookahead_jax.sampling import Greedy
+from lookahead_jax.sampling import Greedy, Policy
 from lookahead_jax.sequences import Sequences, init_sequences, last_token
 from lookahead_jax.typing import LanguageModel
 
@@ -84,11 +84,17 @@ class Scene:
     def generation(self, num_tokens: int) -> Call:
         """Ordinary decoding of some tokens in one loop on the device, as `generate` runs it."""
         lm = self.lm
-        decoder = autoregressive.Autoregressive(Greedy())
+        decoder = autoregressive.Autoregressive(Policy(Greedy()))
         program = Program(decoder, lm.forward, lm.cache_spec, lm.vocab_size, self.capacity)
         state = autoregressive.init_state(self.sequences, cache_spec=lm.cache_spec)
         limit = jnp.asarray(num_tokens, jnp.int32)
-        return Call.compile(program.advance, replace(state, cache=self.cache), lm.params, limit)
+        return Call.compile(
+            program.advance,
+            replace(state, cache=self.cache),
+            lm.params,
+            limit,
+            jnp.zeros((), bool),
+        )
 
     def forward(self, config: LookaheadConfig, state: decoding.DecodeState) -> Call:
         """The bare forward pass of a round: its rows and logit rows, nothing decided or kept.

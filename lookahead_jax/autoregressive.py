@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
-from lookahead_jax.generation import run
+from lookahead_jax.generation import Prompts, run
 from lookahead_jax.kv_cache import KVCache, commit, init_cache
+from lookahead_jax.options import Options, Settings
 from lookahead_jax.prefill import prefill
+from lookahead_jax.processors import LogitProcessor
 from lookahead_jax.prompts import Prompt
 from lookahead_jax.results import GenerationResult
-from lookahead_jax.sampling import Greedy
-from lookahead_jax.sequences import Sequences, append, last_token
+from lookahead_jax.sampling import Greedy, Policy, Sampling
+from lookahead_jax.sequences import LogProbs, Sequences, append, context, last_token
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, LanguageModel, Params
+from lookahead_jax.verify import log_probability
 
 
 @jax.tree_util.register_dataclass
@@ -45,16 +48,18 @@ def step(
     params: Params,
     *,
     forward: ForwardFn,
-    sampling: Greedy | None = None,
+    sampling: Sampling | None = None,
+    processors: tuple[LogitProcessor, ...] = (),
 ) -> AutoregressiveState:
     """One model call, one token for every sequence that is not done."""
-    sampling = Greedy() if sampling is None else sampling
+    policy = Policy(Greedy() if sampling is None else sampling, tuple(processors))
     tokens = last_token(state.sequences)[:, None]
     positions = (state.sequences.length - 1)[:, None]
     row = jnp.zeros_like(tokens)
     mask = jnp.ones((tokens.shape[0], 1, 1), bool)
     logits, block_kv = forward(params, tokens, positions, mask, state.cache, row)
-    sequences, count = append(state.sequences, sampling.select(logits), jnp.ones_like(state.rounds))
+    chosen, logprobs = _choose(state.sequences, logits, policy)
+    sequences, count = append(state.sequences, chosen, jnp.ones_like(state.rounds), logprobs)
     return AutoregressiveState(
         sequences=sequences,
         cache=commit(state.cache, block_kv, row, count),
@@ -63,11 +68,30 @@ def step(
     )
 
 
+def _choose(sequences: Sequences, logits: Array, policy: Policy) -> tuple[Array, LogProbs | None]:
+    """Tokens [B, 1] of logits [B, 1, V], and their log-probabilities where they are kept."""
+    if policy.is_argmax:
+        weights, tokens = logits[:, 0], Greedy().select(logits)
+    else:
+        weights = jax.vmap(policy.weights)(logits[:, 0], context(sequences))
+        nothing = jnp.zeros((0,), jnp.int32)
+
+        def choose(weights: Array, key: Array, position: Array) -> Array:
+            return policy.sampling.choose(weights, key, position, nothing, nothing.astype(bool))
+
+        tokens = jax.vmap(choose)(weights, sequences.key, sequences.length)[:, None]
+    if sequences.logprobs is None:
+        return tokens, None
+    return tokens, LogProbs(
+        processed=log_probability(weights[:, None], tokens), raw=log_probability(logits, tokens)
+    )
+
+
 @dataclass(frozen=True)
 class Autoregressive:
     """Ordinary decoding as a `Decoder` (programs.py)."""
 
-    sampling: Greedy
+    policy: Policy
 
     @property
     def overhang(self) -> int:
@@ -88,30 +112,49 @@ class Autoregressive:
         cache = prefill(state.cache, state.sequences, params, forward=forward, chunk=chunk)
         return replace(state, cache=cache)
 
+    def extend(
+        self, state: AutoregressiveState, sequences: Sequences, kept: Array
+    ) -> AutoregressiveState:
+        """The state before the prefill of a next turn."""
+        return AutoregressiveState(
+            sequences=sequences,
+            cache=replace(state.cache, length=kept),
+            rounds=jnp.zeros_like(state.rounds),
+            accepted_histogram=jnp.zeros_like(state.accepted_histogram),
+        )
+
     def step(
         self, state: AutoregressiveState, params: Params, forward: ForwardFn
     ) -> AutoregressiveState:
         """See `step`."""
-        return step(state, params, forward=forward, sampling=self.sampling)
+        return step(
+            state,
+            params,
+            forward=forward,
+            sampling=self.policy.sampling,
+            processors=self.policy.processors,
+        )
 
 
+@overload
 def generate(
-    lm: LanguageModel,
-    prompt: Prompt | list[str] | Sequence[Sequence[int]],
-    *,
-    sampling: Greedy | None = None,
-    max_new_tokens: int = 128,
-    chat_template: bool | None = None,
-    system: str | None = None,
-    stop_tokens: Sequence[int] | None = None,
-) -> GenerationResult | list[GenerationResult]:
+    lm: LanguageModel, prompt: Prompt, *, n: None = None, **options: Unpack[Options]
+) -> GenerationResult: ...
+@overload
+def generate(
+    lm: LanguageModel, prompt: Prompt, *, n: int, **options: Unpack[Options]
+) -> list[GenerationResult]: ...
+@overload
+def generate(
+    lm: LanguageModel, prompt: Prompts, *, n: None = None, **options: Unpack[Options]
+) -> list[GenerationResult]: ...
+@overload
+def generate(
+    lm: LanguageModel, prompt: Prompts, *, n: int, **options: Unpack[Options]
+) -> list[list[GenerationResult]]: ...
+def generate(
+    lm: LanguageModel, prompt: Prompt | Prompts, *, n: int | None = None, **options: Unpack[Options]
+) -> GenerationResult | list[GenerationResult] | list[list[GenerationResult]]:
     """Ordinary decoding, one token a model call; else as `lookahead_jax.generate`."""
-    return run(
-        lm,
-        Autoregressive(sampling or Greedy()),
-        prompt,
-        max_new_tokens=max_new_tokens,
-        chat_template=chat_template,
-        system=system,
-        stop_tokens=stop_tokens,
-    )
+    settings = Settings.of(options)
+    return run(lm, Autoregressive(settings.policy), prompt, settings, n=n)

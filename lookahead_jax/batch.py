@@ -1,137 +1,281 @@
-"""A batch of prompts on the device, being decoded: the host's side of a generation."""
+"""Sequences being decoded on the device: the host's side of their state."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lookahead_jax.errors import LookaheadError, RoundCheckError
-from lookahead_jax.programs import MAX_PREFILL_CHUNK, Decoder, Program, State, compiled
+from lookahead_jax.errors import RoundCheckError
+from lookahead_jax.options import Settings
+from lookahead_jax.pool import pool_bytes
+from lookahead_jax.programs import (
+    MAX_PREFILL_CHUNK,
+    Decoder,
+    Program,
+    Requests,
+    State,
+    compiled,
+    grow_state,
+)
 from lookahead_jax.prompts import check_lengths, stop_ids
-from lookahead_jax.results import GenerationResult, GenerationStats, StreamChunk
+from lookahead_jax.results import GenerationResult, GenerationStats, TokenLogProbs
 from lookahead_jax.sequences import Sequences
-from lookahead_jax.text import TextDecoder
+from lookahead_jax.stopping import TextWriter
 from lookahead_jax.typing import LanguageModel
 
 CAPACITY_BUCKET = 64
 """Capacities are rounded up to a multiple of this: texts of similar size share a program."""
 
+NO_LIMIT = np.iinfo(np.int32).max
+"""A number of rounds that is never reached."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to write."""
+
+    tokens: tuple[int, ...]
+    seed: int = 0
+    sample: int = 0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the device has written so far, on the host; all of it with the batch axis."""
+
+    tokens: np.ndarray  # int32 [B, A]
+    prompt_length: np.ndarray  # int32 [B]
+    length: np.ndarray  # int32 [B]
+    done: np.ndarray  # bool [B]
+    rounds: np.ndarray  # int32 [B]
+
+    def output(self, slot: int, start: int = 0) -> list[int]:
+        """Output tokens of one sequence from the `start`-th on."""
+        first = self.prompt_length[slot] + start
+        return self.tokens[slot, first : self.length[slot]].tolist()
+
 
 class Batch:
-    """Prompts of one batch, their state on the device, and the seconds spent."""
+    """The state of some sequences, the programs that move it, and the seconds spent.
 
-    def __init__(self, lm: LanguageModel, program: Program, prompts: list[tuple[int, ...]]) -> None:
+    Every sequence has a slot. A finished one can be given to another request (`admit`), and a text
+    can be continued (`extend`).
+    """
+
+    def __init__(
+        self, lm: LanguageModel, decoder: Decoder[Any], settings: Settings, validate: bool = False
+    ) -> None:
         self.lm = lm
-        self.program = program
-        self.prompts = prompts
+        self.settings = settings
+        self.validate = validate
+        self.stops = stop_ids(lm, settings.stop_tokens)
+        self.program = Program(
+            decoder, lm.forward, lm.cache_spec, lm.vocab_size, 0, settings.logprobs
+        )
         self.state: Any = None
         self.compile_seconds = 0.0
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
+        self._padded_length = 0
 
-    @classmethod
-    def start(
-        cls,
-        lm: LanguageModel,
-        decoder: Decoder[Any],
-        prompts: list[tuple[int, ...]],
-        max_new_tokens: int,
-        stop_tokens: Sequence[int] | None,
-    ) -> Batch:
-        """Checks what can be checked, compiles, and reads the prompts."""
-        longest = max(map(len, prompts))
-        check_lengths(lm, longest, max_new_tokens)
-        stops = stop_ids(lm, stop_tokens)
-        padded_length = _padded_prompt(longest)
-        capacity = _round_up(
-            max(longest + max_new_tokens + decoder.overhang, padded_length), CAPACITY_BUCKET
-        )
-        program = Program(decoder, lm.forward, lm.cache_spec, lm.vocab_size, capacity)
-        batch = cls(lm, program, prompts)
+    def start(self, requests: Sequence[Request], longest: int | None = None) -> None:
+        """Reads the first prompts, one slot each.
 
-        padded = np.zeros((len(prompts), padded_length), np.int32)
-        for row, tokens in zip(padded, prompts, strict=True):
-            row[: len(tokens)] = tokens
-        stop_row = np.array(stops or (Sequences.NO_STOP,), np.int32)
+        Args:
+            requests: The prompts.
+            longest: Tokens of the longest prompt that is to come, these or later ones.
+
+        Raises:
+            LookaheadError: If they do not fit the model's context; nothing is compiled then.
+        """
+        longest = max(len(r.tokens) for r in requests) if longest is None else longest
+        max_new_tokens = self.settings.max_new_tokens
+        check_lengths(self.lm, longest, max_new_tokens)
+        self._padded_length = padded_prompt(longest)
+        wanted = longest + max_new_tokens + self.program.decoder.overhang
+        capacity = round_up(max(wanted, self._padded_length), CAPACITY_BUCKET)
+        self.program = replace(self.program, capacity=capacity)
+        args = (self.requests(requests, self._padded_length), self.lm.params)
+        self.state = self._read("start", *args)
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Gives a finished sequence's slot to another request, which must fit the capacity."""
         args = (
-            jnp.asarray(padded),
-            jnp.asarray([len(p) for p in prompts], jnp.int32),
-            jnp.full((len(prompts),), max_new_tokens, jnp.int32),
-            jnp.broadcast_to(jnp.asarray(stop_row), (len(prompts), len(stop_row))),
-            lm.params,
+            self.state,
+            jnp.asarray(slot, jnp.int32),
+            self.requests([request], self._padded_length),
+            self.lm.params,
         )
-        call = batch._compiled("start", *args)
-        begin = time.perf_counter()
-        batch.state = jax.block_until_ready(call(*args))
-        batch.prefill_seconds = time.perf_counter() - begin
-        return batch
+        self.state = self._read("admit", *args, donate=(0,))
 
-    def run(self, num_rounds: int = np.iinfo(np.int32).max, *, validate: bool = False) -> None:
-        """Decodes until done, or for a number of rounds.
+    def extend(self, kept: int, request: Request) -> None:
+        """Continues the only sequence: `kept` of its tokens stay, those of the request follow."""
+        padded = padded_prompt(len(request.tokens))
+        length = kept + len(request.tokens) + self.settings.max_new_tokens
+        wanted = max(length + self.program.decoder.overhang, kept + padded)
+        if wanted > self.program.capacity:
+            # Doubling keeps the number of programs small however long the text becomes.
+            capacity = max(round_up(wanted, CAPACITY_BUCKET), 2 * self.program.capacity)
+            self.program = replace(self.program, capacity=capacity)
+            self.state = grow_state(self.state, capacity)
+        args = (
+            self.state,
+            self.requests([request], padded),
+            jnp.asarray([kept], jnp.int32),
+            self.lm.params,
+        )
+        self.state = self._read("extend", *args, donate=(0,))
+
+    def run(self, num_rounds: int = NO_LIMIT, *, until_any: bool = False) -> None:
+        """Decodes until all are done, or one is, or for a number of rounds.
 
         All of it is one program on the device, unless each round is to be validated.
         """
-        if validate:
-            self._run_checked(num_rounds)
+        if self.validate:
+            self._run_checked(num_rounds, until_any)
             return
-        limit = jnp.asarray(num_rounds, jnp.int32)
-        call = self._compiled("advance", self.state, self.lm.params, limit, donate=(0,))
+        args = (
+            self.state,
+            self.lm.params,
+            jnp.asarray(num_rounds, jnp.int32),
+            jnp.asarray(until_any),
+        )
+        call = self._compiled("advance", *args, donate=(0,))
         begin = time.perf_counter()
-        self.state = jax.block_until_ready(call(self.state, self.lm.params, limit))
+        self.state = None  # donated: an interrupt from here on loses it
+        self.state = jax.block_until_ready(call(*args))
         self.decode_seconds += time.perf_counter() - begin
 
-    def _run_checked(self, num_rounds: int) -> None:
+    def progress(self) -> Progress:
+        """What has been written so far."""
+        state: State = self.state
+        text = state.sequences
+        return Progress(
+            *map(
+                np.asarray, (text.tokens, text.prompt_length, text.length, text.done, state.rounds)
+            )
+        )
+
+    def finish(self, slots: Sequence[int]) -> None:
+        """Ends sequences where they are."""
+        text = self.state.sequences
+        done = text.done | np.isin(np.arange(text.done.shape[0]), np.array(slots, int))
+        self.state = replace(self.state, sequences=replace(text, done=done))
+
+    def close(self) -> None:
+        """Frees the state's memory on the device now, whoever still refers to it."""
+        for leaf in jax.tree.leaves(self.state):
+            leaf.delete()
+        self.state = None
+
+    def result(
+        self,
+        slot: int,
+        request: Request,
+        writer: TextWriter | None = None,
+        text: str = "",
+        *,
+        prompt: tuple[int, ...] | None = None,
+        seconds_before: float = 0.0,
+    ) -> GenerationResult:
+        """What one sequence has written.
+
+        Args:
+            slot: Its slot.
+            request: What was asked for.
+            writer: What looked for stop strings in it, and shows where it ends.
+            text: What the writer made of it.
+            prompt: The whole prompt, where the request is only its end.
+            seconds_before: Decoding time before the sequence came into the batch.
+        """
+        state: State = self.state
+        progress = self.progress()
+        output = progress.output(slot)
+        if writer is None:
+            tokenizer = self.lm.tokenizer
+            shown = None if tokenizer is None else tokenizer.decode(output)
+        else:
+            output, shown = output[: writer.num_tokens], text
+        stop_string = None if writer is None else writer.stop_string
+        stopped = stop_string is not None or (bool(output) and output[-1] in self.stops)
+        rounds = int(progress.rounds[slot])
+        seconds = self.decode_seconds - seconds_before
+        pool = getattr(state, "pool", None)
+        stats = GenerationStats(
+            rounds=rounds,
+            tokens_per_round=len(output) / max(rounds, 1),
+            accepted_histogram=tuple(np.asarray(state.accepted_histogram)[slot].tolist()),
+            compile_seconds=self.compile_seconds,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=seconds,
+            tokens_per_second=len(output) / max(seconds, 1e-9),
+            pool_bytes=0 if pool is None else pool_bytes(pool) // len(progress.done),
+        )
+        return GenerationResult(
+            text=shown,
+            tokens=tuple(output),
+            prompt_tokens=request.tokens if prompt is None else prompt,
+            finish_reason="stop" if stopped else "length",
+            stats=stats,
+            logprobs=self._logprobs(slot, int(progress.prompt_length[slot]), len(output)),
+            stop_string=stop_string,
+        )
+
+    def _logprobs(self, slot: int, start: int, count: int) -> TokenLogProbs | None:
+        logprobs = self.state.sequences.logprobs
+        if logprobs is None:
+            return None
+        return TokenLogProbs(
+            *(
+                tuple(np.asarray(x)[slot, start : start + count].tolist())
+                for x in (logprobs.processed, logprobs.raw)
+            )
+        )
+
+    def requests(self, requests: Sequence[Request], padded_length: int) -> Requests:
+        """The requests as arrays."""
+        count = len(requests)
+        padded = np.zeros((count, padded_length), np.int32)
+        for row, request in zip(padded, requests, strict=True):
+            row[: len(request.tokens)] = request.tokens
+        stops = np.array(self.stops or (Sequences.NO_STOP,), np.int32)
+        return Requests(
+            prompt=jnp.asarray(padded),
+            prompt_length=jnp.asarray([len(r.tokens) for r in requests], jnp.int32),
+            max_new_tokens=jnp.full((count,), self.settings.max_new_tokens, jnp.int32),
+            stop_tokens=jnp.asarray(np.broadcast_to(stops, (count, len(stops)))),
+            key=jnp.asarray(np.array([(r.seed, r.sample) for r in requests], np.uint32)),
+        )
+
+    def _read(self, method: str, *args: Any, donate: tuple[int, ...] = ()) -> Any:
+        call = self._compiled(method, *args, donate=donate)
+        begin = time.perf_counter()
+        self.state = None  # donated, if there was one
+        state = jax.block_until_ready(call(*args))
+        self.prefill_seconds = time.perf_counter() - begin
+        return state
+
+    def _run_checked(self, num_rounds: int, until_any: bool) -> None:
         """Round by round; one whose checks fail raises, and the state before it is kept."""
         call = self._compiled("checked_step", self.state, self.lm.params)
         begin = time.perf_counter()
         for _ in range(num_rounds):
-            if np.all(self.state.sequences.done):
+            done = np.asarray(self.state.sequences.done)
+            if np.any(done) if until_any else np.all(done):
                 break
             error, state = call(self.state, self.lm.params)
             message = error.get()
             if message is not None:
-                raise RoundCheckError(message.partition(" (`check` failed)")[0], self.state)
+                before, self.state = self.state, None  # it is the error's now
+                raise RoundCheckError(message.partition(" (`check` failed)")[0], before)
             self.state = state
         self.decode_seconds += time.perf_counter() - begin
-
-    def results(self) -> list[GenerationResult]:
-        """What has been written so far."""
-        state: State = self.state
-        text = state.sequences
-        tokens, length, rounds, histogram = (
-            np.asarray(x)
-            for x in (text.tokens, text.length, state.rounds, state.accepted_histogram)
-        )
-        stops = np.asarray(text.stop_tokens)
-        results = []
-        for i, prompt in enumerate(self.prompts):
-            output = tuple(tokens[i, len(prompt) : length[i]].tolist())
-            stats = GenerationStats(
-                rounds=int(rounds[i]),
-                tokens_per_round=len(output) / max(int(rounds[i]), 1),
-                accepted_histogram=tuple(histogram[i].tolist()),
-                compile_seconds=self.compile_seconds,
-                prefill_seconds=self.prefill_seconds,
-                decode_seconds=self.decode_seconds,
-                tokens_per_second=len(output) / max(self.decode_seconds, 1e-9),
-            )
-            tokenizer = self.lm.tokenizer
-            stopped = bool(output) and output[-1] in stops[i]
-            results.append(
-                GenerationResult(
-                    text=None if tokenizer is None else tokenizer.decode(output),
-                    tokens=output,
-                    prompt_tokens=prompt,
-                    finish_reason="stop" if stopped else "length",
-                    stats=stats,
-                )
-            )
-        return results
 
     def _compiled(self, method: str, *args: Any, donate: tuple[int, ...] = ()) -> Any:
         call, seconds = compiled(self.program, method, *args, donate=donate)
@@ -139,49 +283,13 @@ class Batch:
         return call
 
 
-class TextStream:
-    """Chunks of one generation as they come; `result` holds the whole of it at the end."""
-
-    def __init__(self, batch: Batch, rounds_per_chunk: int, validate: bool = False) -> None:
-        self._batch = batch
-        self._validate = validate
-        self._rounds_per_chunk = rounds_per_chunk
-        self._result: GenerationResult | None = None
-
-    def __iter__(self) -> Iterator[StreamChunk]:
-        """Runs rounds until the text ends."""
-        batch, tokenizer = self._batch, self._batch.lm.tokenizer
-        decoder = None if tokenizer is None else TextDecoder(tokenizer)
-        seen, rounds_seen = len(batch.prompts[0]), 0
-        finished = False
-        while not finished:
-            batch.run(self._rounds_per_chunk, validate=self._validate)
-            text = batch.state.sequences
-            length, rounds = int(text.length[0]), int(batch.state.rounds[0])
-            finished = bool(text.done[0])
-            tokens = tuple(np.asarray(text.tokens)[0, seen:length].tolist())
-            yield StreamChunk(
-                text=None if decoder is None else decoder.push(tokens, last=finished),
-                tokens=tokens,
-                accepted=len(tokens) - (rounds - rounds_seen),
-            )
-            seen, rounds_seen = length, rounds
-        self._result = batch.results()[0]
-
-    @property
-    def result(self) -> GenerationResult:
-        """The whole generation; there once the stream is exhausted."""
-        if self._result is None:
-            raise LookaheadError("the stream has not ended: read it to its end before its result")
-        return self._result
-
-
-def _round_up(value: int, multiple: int) -> int:
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple that is not less."""
     return -(-value // multiple) * multiple
 
 
-def _padded_prompt(length: int) -> int:
+def padded_prompt(length: int) -> int:
     """A power of two, or whole prefill chunks: few programs then serve all prompts."""
     if length > MAX_PREFILL_CHUNK:
-        return _round_up(length, MAX_PREFILL_CHUNK)
+        return round_up(length, MAX_PREFILL_CHUNK)
     return max(16, 1 << (length - 1).bit_length())

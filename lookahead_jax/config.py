@@ -22,6 +22,19 @@ class WindowAdvance(enum.Enum):
     sequence's own history."""
 
 
+class WindowProposals(enum.Enum):
+    """What the window's rows guess in a sampling run. The text is the same either way.
+
+    Greedy decoding guesses greedily, whatever this says.
+    """
+
+    ARGMAX = "argmax"
+    """The most likely token: the official code's choice."""
+
+    COUPLED = "coupled"
+    """The token that coupled sampling would choose at the row's position, with the same noise."""
+
+
 @dataclass(frozen=True)
 class LookaheadConfig:
     """W, N, G and the schedule of lookahead decoding. Hashable, static under `jax.jit`.
@@ -37,6 +50,9 @@ class LookaheadConfig:
         verify_during_warmup: Verify pool candidates while the window is still being filled.
         pool_from_prompt: Seed the pool with the prompt's n-grams.
         pool_from_output: Also insert the n-gram that ends at each emitted token.
+        pool_slots: Buckets of a hashed pool, (G * S + 1) * 4 bytes each, per sequence; None gives
+            every token of the vocabulary a bucket of its own.
+        window_proposals: What the window's rows guess in a sampling run.
 
     Raises:
         LookaheadError: If a number is not an int in its range.
@@ -50,6 +66,8 @@ class LookaheadConfig:
     verify_during_warmup: bool = True
     pool_from_prompt: bool = True
     pool_from_output: bool = True
+    pool_slots: int | None = None
+    window_proposals: WindowProposals = WindowProposals.ARGMAX
 
     def __post_init__(self) -> None:
         _admit("window_size (W)", self.window_size, 1, "the window needs a column to update")
@@ -60,6 +78,8 @@ class LookaheadConfig:
             "the window schedule needs at least two trajectory levels, N - 1 >= 2",
         )
         _admit("guess_set_size (G)", self.guess_set_size, 0, "0 turns verification off")
+        if self.pool_slots is not None:
+            _admit("pool_slots", self.pool_slots, 1, "a hashed pool needs a bucket")
 
     @classmethod
     def pinned(

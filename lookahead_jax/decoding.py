@@ -19,16 +19,18 @@ import numpy as np
 
 from lookahead_jax import pool as pool_lib
 from lookahead_jax import window as window_lib
-from lookahead_jax.config import LookaheadConfig, WindowAdvance
+from lookahead_jax.config import LookaheadConfig, WindowAdvance, WindowProposals
 from lookahead_jax.kv_cache import KVCache, commit, init_cache
 from lookahead_jax.layout import Layout, build_layout
-from lookahead_jax.pool import NGramPool
+from lookahead_jax.noise import Purpose, gumbel
+from lookahead_jax.pool import Pool
 from lookahead_jax.prefill import prefill
-from lookahead_jax.sampling import Greedy
-from lookahead_jax.sequences import Sequences, append, last_token
+from lookahead_jax.processors import LogitProcessor
+from lookahead_jax.sampling import Greedy, Policy, Sample, Sampling
+from lookahead_jax.sequences import LogProbs, Sequences, append, context, last_token
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, Params
 from lookahead_jax.validation import check_round
-from lookahead_jax.verify import Verdict, verify_greedy
+from lookahead_jax.verify import Verdict, log_probability, verify_greedy, verify_sample
 from lookahead_jax.window import Window
 
 
@@ -40,7 +42,7 @@ class DecodeState:
     sequences: Sequences
     cache: KVCache  # cache.length == sequences.length - 1 between rounds
     window: Window
-    pool: NGramPool
+    pool: Pool
     rounds: Array  # int32 [B], rounds in which the sequence took part
     accepted_histogram: Array  # int32 [B, S + 1], rounds by number of accepted candidate tokens
 
@@ -79,7 +81,9 @@ def init_state(
     if first_level is None:
         size = config.window_size + config.ngram_size - 3
         first_level = _draw_tokens(sequences, jnp.zeros_like(sequences.length), (size,))
-    empty = pool_lib.init_pool(vocab_size, config.guess_set_size, config.suffix_length)
+    empty = pool_lib.init_pool(
+        vocab_size, config.guess_set_size, config.suffix_length, config.pool_slots
+    )
     pool = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch_size, *x.shape)), empty)
     if config.pool_from_prompt and config.guess_set_size:
         pool = jax.vmap(pool_lib.insert_sequence)(pool, sequences.tokens, sequences.length)
@@ -101,13 +105,42 @@ def prefill_state(
     return replace(state, cache=cache)
 
 
+def extend_state(
+    state: DecodeState, sequences: Sequences, kept: Array, *, config: LookaheadConfig
+) -> DecodeState:
+    """The state before the prefill of a next turn.
+
+    Of the cache the first `kept` tokens stay, which must be the same as before; pool and window are
+    carried over, and the pool learns the new tokens. The counts begin anew.
+
+    Args:
+        state: The state after the last turn.
+        sequences: The text with the new tokens (`sequences.extend`).
+        kept: int32 [B], tokens of the cache that are still right, at most `sequences.length - 1`.
+        config: W, N, G and the schedule.
+    """
+    pool = state.pool
+    if config.pool_from_prompt and config.guess_set_size:
+        first = jnp.maximum(kept - config.suffix_length, 0)
+        pool = jax.vmap(pool_lib.insert_sequence)(pool, sequences.tokens, sequences.length, first)
+    return replace(
+        state,
+        sequences=sequences,
+        cache=replace(state.cache, length=kept),
+        pool=pool,
+        rounds=jnp.zeros_like(state.rounds),
+        accepted_histogram=jnp.zeros_like(state.accepted_histogram),
+    )
+
+
 def round(
     state: DecodeState,
     params: Params,
     *,
     forward: ForwardFn,
     config: LookaheadConfig,
-    sampling: Greedy | None = None,
+    sampling: Sampling | None = None,
+    processors: tuple[LogitProcessor, ...] = (),
     layout: Layout | None = None,
     validate: bool = False,
 ) -> DecodeState:
@@ -122,12 +155,13 @@ def round(
         forward: The model.
         config: W, N, G and the schedule.
         sampling: How tokens are chosen; greedy by default.
+        processors: Applied to the logits of the target before tokens are chosen, in this order.
         layout: The row tables; built from `config` where None.
         validate: Check the publication plan (`validation.check_round`). The function must then be
             transformed by `jax.experimental.checkify.checkify` before it is jitted.
     """
     layout = build_layout(config) if layout is None else layout
-    sampling = Greedy() if sampling is None else sampling
+    policy = Policy(Greedy() if sampling is None else sampling, tuple(processors))
     with jax.named_scope("lookup"):
         guesses, valid = _lookup(state, config)
     with jax.named_scope("pack"):
@@ -142,9 +176,10 @@ def round(
             proposal.logit_rows,
         )
     with jax.named_scope("verify"):
-        chosen = sampling.select(logits)
-        verdict, new_row = _verify(proposal, chosen, layout)
-        sequences, count = append(state.sequences, verdict.emitted, verdict.accepted + 1)
+        verdict, new_row = _verify(state.sequences, proposal, logits, layout, policy)
+        sequences, count = append(
+            state.sequences, verdict.emitted, verdict.accepted + 1, verdict.logprobs
+        )
         rows = jnp.asarray(layout.node_rows)[verdict.path]
     if validate:
         check_round(state.sequences, state.cache, proposal, verdict, rows, count, logits)
@@ -198,8 +233,10 @@ def _lookup(state: DecodeState, config: LookaheadConfig) -> tuple[Array, Array]:
     return guesses, valid
 
 
-def _verify(proposal: Proposal, chosen: Array, layout: Layout) -> tuple[Verdict, Array]:
-    """The verdict, and the window's new row, from the choices [B, 1 + W + G * S] of a round."""
+def _verify(
+    sequences: Sequences, proposal: Proposal, logits: Array, layout: Layout, policy: Policy
+) -> tuple[Verdict, Array]:
+    """The verdict, and the window's new row, from the logits [B, 1 + W + G * S, V] of a round."""
     config = layout.config
     after_window = 1 + config.window_size
     tokens = jnp.concatenate(
@@ -207,16 +244,62 @@ def _verify(proposal: Proposal, chosen: Array, layout: Layout) -> tuple[Verdict,
     )
     valid = jnp.repeat(proposal.valid, config.suffix_length, axis=1)
     valid = jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)
-    predictions = jnp.concatenate([chosen[:, :1], chosen[:, after_window:]], axis=1)
-    verdict = jax.vmap(lambda t, v, p: verify_greedy(layout.block, t, v, p, config.max_accepted))(
-        tokens, valid, predictions
-    )
-    return verdict, chosen[:, 1:after_window]
+    logit_rows = np.array([0, *range(after_window, config.num_logit_rows)], np.int32)
+    logprobs = sequences.logprobs is not None
+
+    if policy.is_argmax:
+        chosen = Greedy().select(logits)
+        predictions = jnp.concatenate([chosen[:, :1], chosen[:, after_window:]], axis=1)
+        verdict = jax.vmap(
+            lambda t, v, p: verify_greedy(layout.block, t, v, p, config.max_accepted)
+        )(tokens, valid, predictions)
+        if logprobs:
+            rows = jnp.asarray(logit_rows)[verdict.path][:, :, None]
+            on_path = log_probability(jnp.take_along_axis(logits, rows, axis=1), verdict.emitted)
+            verdict = replace(verdict, logprobs=LogProbs(processed=on_path, raw=on_path))
+        return verdict, chosen[:, 1:after_window]
+
+    verdict = jax.vmap(
+        lambda tokens, valid, logits, text, key, done: verify_sample(
+            layout.block,
+            logit_rows,
+            tokens,
+            valid,
+            logits,
+            text,
+            key,
+            policy,
+            config.max_accepted,
+            active=~done,
+            logprobs=logprobs,
+        )
+    )(tokens, valid, logits, context(sequences), sequences.key, sequences.done)
+    return verdict, _propose(sequences, proposal, logits[:, 1:after_window], layout, policy)
+
+
+def _propose(
+    sequences: Sequences, proposal: Proposal, logits: Array, layout: Layout, policy: Policy
+) -> Array:
+    """The window's new row int32 [B, W] of its logits [B, W, V] in a run that is not greedy."""
+    config, sampling = layout.config, policy.sampling
+    if not isinstance(sampling, Sample) or config.window_proposals is WindowProposals.ARGMAX:
+        return Greedy().select(logits)
+    # Guesses may share the noise of coupled sampling and stay guesses; in residual sampling the
+    # tests and draws have noise of their own, so they cannot know how the guesses came about.
+    rows = proposal.logit_rows[:, 1 : 1 + config.window_size]
+    positions = 1 + jnp.take_along_axis(proposal.positions, rows, axis=1)
+
+    def propose(row: Array, key: Array, position: Array) -> Array:
+        noise = gumbel(key, position, row.shape[0], Purpose.COUPLED)
+        return Greedy().select(sampling.warp(row) + noise)
+
+    per_row = jax.vmap(propose, in_axes=(0, None, 0))
+    return jax.vmap(per_row)(logits, sequences.key, positions)
 
 
 def _insert(
     state: DecodeState, sequences: Sequences, new_row: Array, count: Array, config: LookaheadConfig
-) -> NGramPool:
+) -> Pool:
     """The window's n-grams, then those that end at the emitted tokens, in that order."""
     if config.guess_set_size == 0:
         return state.pool

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast, overload
+from typing import Any, Unpack, cast, overload
 
 import numpy as np
 
 from lookahead_jax import decoding
-from lookahead_jax.batch import Batch, TextStream
+from lookahead_jax.batch import Batch, Request
 from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.decoding import DecodeState
 from lookahead_jax.errors import LookaheadError
+from lookahead_jax.options import Options, Settings
 from lookahead_jax.programs import Decoder
-from lookahead_jax.prompts import Prompt, encode_prompt
+from lookahead_jax.prompts import Prompt, check_lengths, encode_prompt
 from lookahead_jax.results import GenerationResult
-from lookahead_jax.sampling import Greedy
+from lookahead_jax.sampling import Policy
+from lookahead_jax.scheduling import complete, text_writer
 from lookahead_jax.sequences import Sequences
-from lookahead_jax.typing import CacheSpec, ForwardFn, LanguageModel, Params
+from lookahead_jax.streaming import TextStream
+from lookahead_jax.typing import Array, CacheSpec, ForwardFn, LanguageModel, Params
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Lookahead:
     """Lookahead decoding as a `Decoder`."""
 
     config: LookaheadConfig
-    sampling: Greedy
+    policy: Policy
     validate: bool = False
 
     @property
@@ -46,6 +49,10 @@ class Lookahead:
         """See `decoding.prefill_state`."""
         return decoding.prefill_state(state, params, forward=forward, chunk=chunk)
 
+    def extend(self, state: DecodeState, sequences: Sequences, kept: Array) -> DecodeState:
+        """See `decoding.extend_state`."""
+        return decoding.extend_state(state, sequences, kept, config=self.config)
+
     def step(self, state: DecodeState, params: Params, forward: ForwardFn) -> DecodeState:
         """See `decoding.round`."""
         return decoding.round(
@@ -53,9 +60,13 @@ class Lookahead:
             params,
             forward=forward,
             config=self.config,
-            sampling=self.sampling,
+            sampling=self.policy.sampling,
+            processors=self.policy.processors,
             validate=self.validate,
         )
+
+
+Prompts = list[str] | Sequence[Sequence[int]]
 
 
 @overload
@@ -64,71 +75,110 @@ def generate(
     prompt: Prompt,
     *,
     config: LookaheadConfig | None = None,
-    sampling: Greedy | None = None,
-    max_new_tokens: int = 128,
-    chat_template: bool | None = None,
-    system: str | None = None,
-    stop_tokens: Sequence[int] | None = None,
     validate: bool = False,
+    n: None = None,
+    **options: Unpack[Options],
 ) -> GenerationResult: ...
 @overload
 def generate(
     lm: LanguageModel,
-    prompt: list[str] | Sequence[Sequence[int]],
+    prompt: Prompt,
     *,
     config: LookaheadConfig | None = None,
-    sampling: Greedy | None = None,
-    max_new_tokens: int = 128,
-    chat_template: bool | None = None,
-    system: str | None = None,
-    stop_tokens: Sequence[int] | None = None,
     validate: bool = False,
+    n: int,
+    **options: Unpack[Options],
 ) -> list[GenerationResult]: ...
+@overload
 def generate(
     lm: LanguageModel,
-    prompt: Prompt | list[str] | Sequence[Sequence[int]],
+    prompt: Prompts,
     *,
     config: LookaheadConfig | None = None,
-    sampling: Greedy | None = None,
-    max_new_tokens: int = 128,
-    chat_template: bool | None = None,
-    system: str | None = None,
-    stop_tokens: Sequence[int] | None = None,
     validate: bool = False,
-) -> GenerationResult | list[GenerationResult]:
+    n: None = None,
+    **options: Unpack[Options],
+) -> list[GenerationResult]: ...
+@overload
+def generate(
+    lm: LanguageModel,
+    prompt: Prompts,
+    *,
+    config: LookaheadConfig | None = None,
+    validate: bool = False,
+    n: int,
+    **options: Unpack[Options],
+) -> list[list[GenerationResult]]: ...
+def generate(
+    lm: LanguageModel,
+    prompt: Prompt | Prompts,
+    *,
+    config: LookaheadConfig | None = None,
+    validate: bool = False,
+    n: int | None = None,
+    **options: Unpack[Options],
+) -> GenerationResult | list[GenerationResult] | list[list[GenerationResult]]:
     """Writes what ordinary decoding of the model would write, in fewer model calls.
 
     Args:
         lm: The model (`lookahead_jax.models.load_model`, or your own).
-        prompt: A text, or token ids; or a list of either, which is decoded as one batch.
+        prompt: A text, or token ids; or a list of either, which is decoded `batch_size` at a time.
         config: W, N, G and the schedule; (7, 5, 7) by default.
-        sampling: How tokens are chosen; greedy by default.
-        max_new_tokens: Most tokens to write per prompt.
-        chat_template: Whether a text becomes a user's message; by default where the model has a
-            chat template.
-        system: A system message in front of it.
-        stop_tokens: Token ids that end a text; the model's own by default, none if empty.
         validate: Check every round's publication plan before it takes effect. Slower: the host
             looks at every round.
+        n: Write this many texts for each prompt, sampled independently.
+        **options: See `lookahead_jax.options.Options`: sampling, processors, max_new_tokens,
+            chat_template, system, stop_tokens, stop_strings, logprobs, seeds, batch_size.
 
     Returns:
-        A `GenerationResult`, or a list of them in the order of the prompts.
+        A `GenerationResult` for a prompt, a list for a list of prompts, in their order; with `n` a
+        list of `n` results in the place of each result.
 
     Raises:
-        LookaheadError: If the prompt or a setting is not usable; nothing is compiled then.
+        LookaheadError: If a prompt or a setting is not usable; nothing is compiled then.
         RoundCheckError: With `validate`, if a round's checks fail.
     """
-    decoder = Lookahead(config or LookaheadConfig(), sampling or Greedy(), validate)
-    return run(
-        lm,
-        decoder,
-        prompt,
-        max_new_tokens=max_new_tokens,
-        chat_template=chat_template,
-        system=system,
-        stop_tokens=stop_tokens,
-        validate=validate,
-    )
+    settings = Settings.of(options)
+    decoder = Lookahead(config or LookaheadConfig(), settings.policy, validate)
+    return run(lm, decoder, prompt, settings, n=n, validate=validate)
+
+
+def completions(
+    lm: LanguageModel,
+    prompts: Prompts,
+    *,
+    config: LookaheadConfig | None = None,
+    validate: bool = False,
+    n: int = 1,
+    **options: Unpack[Options],
+) -> Iterator[tuple[int, GenerationResult]]:
+    """`generate` for a long list: each result as soon as it is there.
+
+    At most `batch_size` sequences are decoded at a time, by one compiled program; the slot of a
+    finished one goes to the next.
+
+    Args:
+        lm: The model.
+        prompts: Texts or lists of token ids.
+        config: See `generate`.
+        validate: See `generate`.
+        n: See `generate`.
+        **options: See `lookahead_jax.options.Options`.
+
+    Returns:
+        An iterator over (i * n + k, result) for the k-th text of prompt i, in the order in which
+        they finish. Closing it frees the state.
+
+    Raises:
+        LookaheadError: At once, if a prompt or a setting is not usable.
+    """
+    settings = Settings.of(options)
+    decoder = Lookahead(config or LookaheadConfig(), settings.policy, validate)
+    requests = _requests(lm, prompts, settings, n)
+    if not requests:
+        return iter(())
+    batch = _checked_batch(lm, decoder, settings, requests, validate)
+    return complete(batch, requests)
 
 
 def stream(
@@ -136,13 +186,9 @@ def stream(
     prompt: Prompt,
     *,
     config: LookaheadConfig | None = None,
-    sampling: Greedy | None = None,
-    max_new_tokens: int = 128,
-    chat_template: bool | None = None,
-    system: str | None = None,
-    stop_tokens: Sequence[int] | None = None,
     validate: bool = False,
     rounds_per_chunk: int = 1,
+    **options: Unpack[Options],
 ) -> TextStream:
     """`generate` for one prompt, text as it comes.
 
@@ -150,43 +196,78 @@ def stream(
         lm: The model.
         prompt: A text, or token ids.
         config: See `generate`.
-        sampling: See `generate`.
-        max_new_tokens: See `generate`.
-        chat_template: See `generate`.
-        system: See `generate`.
-        stop_tokens: See `generate`.
         validate: See `generate`.
         rounds_per_chunk: Rounds between two looks of the host; more is faster and less prompt.
+        **options: See `lookahead_jax.options.Options`.
 
     Returns:
-        An iterable of `StreamChunk`; `.result` is there when it is exhausted.
+        An iterable of `StreamChunk`; `.result` is there when it is exhausted. Leaving it early
+        cancels the rest.
     """
-    if type(rounds_per_chunk) is not int or rounds_per_chunk < 1:
-        raise LookaheadError(f"rounds_per_chunk must be an integer >= 1, got {rounds_per_chunk!r}")
-    decoder = Lookahead(config or LookaheadConfig(), sampling or Greedy(), validate)
-    tokens = encode_prompt(lm, prompt, chat_template=chat_template, system=system)
-    batch = Batch.start(lm, decoder, [tokens], max_new_tokens, stop_tokens)
-    return TextStream(batch, rounds_per_chunk, validate)
+    check_rounds_per_chunk(rounds_per_chunk)
+    settings = Settings.of(options)
+    decoder = Lookahead(config or LookaheadConfig(), settings.policy, validate)
+    (request,) = _requests(lm, [prompt], settings, 1)  # pyright: ignore[reportArgumentType]
+    batch = _checked_batch(lm, decoder, settings, [request], validate)
+    batch.start([request])
+    return TextStream(batch, request, rounds_per_chunk)
 
 
 def run(
     lm: LanguageModel,
     decoder: Decoder[Any],
-    prompt: Prompt | list[str] | Sequence[Sequence[int]],
+    prompt: Prompt | Prompts,
+    settings: Settings,
     *,
-    max_new_tokens: int,
-    chat_template: bool | None,
-    system: str | None,
-    stop_tokens: Sequence[int] | None,
+    n: int | None,
     validate: bool = False,
-) -> GenerationResult | list[GenerationResult]:
+) -> Any:
     """Runs any decoder over one prompt or a list of prompts; see `generate`."""
     single = isinstance(prompt, str) or not (
         len(prompt) and isinstance(prompt[0], str | Sequence | np.ndarray)
     )
-    prompts = cast("Sequence[Prompt]", [prompt] if single else prompt)
-    tokens = [encode_prompt(lm, p, chat_template=chat_template, system=system) for p in prompts]
-    batch = Batch.start(lm, decoder, tokens, max_new_tokens, stop_tokens)
-    batch.run(validate=validate)
-    results = batch.results()
-    return results[0] if single else results
+    prompts = cast("Prompts", [prompt] if single else prompt)
+    count = 1 if n is None else n
+    requests = _requests(lm, prompts, settings, count)
+    batch = _checked_batch(lm, decoder, settings, requests, validate)
+    results = dict(complete(batch, requests))
+    groups = [[results[i * count + k] for k in range(count)] for i in range(len(requests) // count)]
+    shaped = [group[0] for group in groups] if n is None else groups
+    return shaped[0] if single else shaped
+
+
+def check_rounds_per_chunk(rounds_per_chunk: object) -> None:
+    """Refuses what is not a number of rounds."""
+    if type(rounds_per_chunk) is not int or rounds_per_chunk < 1:
+        raise LookaheadError(f"rounds_per_chunk must be an integer >= 1, got {rounds_per_chunk!r}")
+
+
+def _requests(lm: LanguageModel, prompts: Prompts, settings: Settings, n: int) -> list[Request]:
+    """The n requests of each prompt, prompt by prompt."""
+    if type(n) is not int or n < 1:
+        raise LookaheadError(f"n must be an integer >= 1, got {n!r}")
+    if settings.seeds is not None and len(settings.seeds) != len(prompts):
+        raise LookaheadError(
+            f"seeds must be one for each prompt: expected {len(prompts)}, got {len(settings.seeds)}"
+        )
+    tokens = [
+        encode_prompt(lm, p, chat_template=settings.chat_template, system=settings.system)
+        for p in prompts
+    ]
+    return [
+        Request(prompt, settings.seed(i), k) for i, prompt in enumerate(tokens) for k in range(n)
+    ]
+
+
+def _checked_batch(
+    lm: LanguageModel,
+    decoder: Decoder[Any],
+    settings: Settings,
+    requests: Sequence[Request],
+    validate: bool,
+) -> Batch:
+    """A batch that can read these requests; what does not fit is refused here and now."""
+    batch = Batch(lm, decoder, settings, validate)
+    check_lengths(lm, max(len(r.tokens) for r in requests), settings.max_new_tokens)
+    text_writer(batch)
+    return batch

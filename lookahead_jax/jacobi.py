@@ -14,15 +14,17 @@ A sweep proves at least one coordinate more than the last, so m sweeps always en
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Unpack, cast
 
 import jax
 import jax.numpy as jnp
 
 from lookahead_jax.errors import LookaheadError
-from lookahead_jax.generation import run
+from lookahead_jax.generation import Prompts, run
 from lookahead_jax.kv_cache import KVCache, commit, init_cache
+from lookahead_jax.options import Options, Settings
 from lookahead_jax.prefill import prefill
 from lookahead_jax.prompts import Prompt
 from lookahead_jax.results import GenerationResult
@@ -111,7 +113,6 @@ class Jacobi:
     """
 
     block_size: int
-    sampling: Greedy
 
     def __post_init__(self) -> None:
         if type(self.block_size) is not int or self.block_size < 1:
@@ -142,6 +143,16 @@ class Jacobi:
         cache = prefill(state.cache, state.sequences, params, forward=forward, chunk=chunk)
         return replace(state, cache=cache)
 
+    def extend(self, state: JacobiState, sequences: Sequences, kept: Array) -> JacobiState:
+        """The state before the prefill of a next turn."""
+        return replace(
+            state,
+            sequences=sequences,
+            cache=replace(state.cache, length=kept),
+            rounds=jnp.zeros_like(state.rounds),
+            accepted_histogram=jnp.zeros_like(state.accepted_histogram),
+        )
+
     def step(self, state: JacobiState, params: Params, forward: ForwardFn) -> JacobiState:
         """One sweep."""
         batch_size, size = state.guesses.shape
@@ -154,7 +165,7 @@ class Jacobi:
         mask = jnp.broadcast_to(offset <= offset.T, (batch_size, size, size))
         positions = (state.sequences.length - 1)[:, None] + offset
         logits, block_kv = forward(params, tokens, positions, mask, state.cache, rows)
-        updated = self.sampling.select(logits)
+        updated = Greedy().select(logits)
         result = jax.vmap(_compare)(state.guesses, updated)
 
         sequences, count = append(state.sequences, updated, result.proven)
@@ -171,22 +182,25 @@ class Jacobi:
 
 def generate(
     lm: LanguageModel,
-    prompt: Prompt | list[str] | Sequence[Sequence[int]],
+    prompt: Prompt | Prompts,
     *,
     block_size: int = 16,
-    sampling: Greedy | None = None,
-    max_new_tokens: int = 128,
-    chat_template: bool | None = None,
-    system: str | None = None,
-    stop_tokens: Sequence[int] | None = None,
+    **options: Unpack[Options],
 ) -> GenerationResult | list[GenerationResult]:
-    """Jacobi decoding with a block of `block_size` guesses; else as `lookahead_jax.generate`."""
-    return run(
-        lm,
-        Jacobi(block_size, sampling or Greedy()),
-        prompt,
-        max_new_tokens=max_new_tokens,
-        chat_template=chat_template,
-        system=system,
-        stop_tokens=stop_tokens,
+    """Jacobi decoding with a block of `block_size` guesses; else as `lookahead_jax.generate`.
+
+    It is greedy, without logit processors: whether a guess is right then depends on guesses that
+    may not be, and no path is ever certain.
+
+    Raises:
+        LookaheadError: If a value is not usable.
+    """
+    decoder = Jacobi(block_size)
+    settings = Settings.of(options)
+    if not settings.policy.is_argmax or settings.logprobs:
+        raise LookaheadError(
+            "Jacobi decoding is greedy here: it takes no Sample, no processors and no logprobs"
+        )
+    return cast(
+        "GenerationResult | list[GenerationResult]", run(lm, decoder, prompt, settings, n=None)
     )

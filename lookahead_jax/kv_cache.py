@@ -44,6 +44,16 @@ def init_cache(spec: CacheSpec, batch_size: int, capacity: int) -> KVCache:
     return KVCache(buffers(), buffers(), jnp.zeros((batch_size,), jnp.int32))
 
 
+def grow(cache: KVCache, capacity: int) -> KVCache:
+    """The same prefix with room for more."""
+
+    def grown(buffers: tuple[Array, ...]) -> tuple[Array, ...]:
+        more = [(0, 0), (0, 0), (0, capacity - buffers[0].shape[2]), (0, 0)]
+        return tuple(jnp.pad(x, more) for x in buffers)
+
+    return KVCache(grown(cache.keys), grown(cache.values), cache.length)
+
+
 def commit(cache: KVCache, block: BlockKV, rows: Array, advance: Array) -> KVCache:
     """Appends rows of a block to the prefix (specification 0x06C).
 

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from lookahead_jax.typing import Array
@@ -24,7 +25,7 @@ from lookahead_jax.typing import Array
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class NGramPool:
-    """Suffixes by key token."""
+    """Suffixes by key token: every token of the vocabulary has a bucket of its own."""
 
     EMPTY: ClassVar[int] = -1
 
@@ -32,13 +33,43 @@ class NGramPool:
     suffix_length: int = field(metadata={"static": True})  # S
 
 
-def init_pool(vocab_size: int, guess_set_size: int, suffix_length: int) -> NGramPool:
-    """An empty pool."""
-    shape = (vocab_size, guess_set_size * suffix_length)
-    return NGramPool(jnp.full(shape, NGramPool.EMPTY, jnp.int32), suffix_length)
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HashedPool:
+    """Suffixes by key token in a bounded number of buckets, for large vocabularies and batches.
+
+    A key's bucket is given by a hash. A key that comes to a bucket of another one takes it over,
+    and what was in it is forgotten; apart from that the buckets are those of `NGramPool`.
+    """
+
+    keys: Array  # int32 [num_slots], the owner of each bucket, or EMPTY
+    suffixes: Array  # int32 [num_slots, G * S]
+    suffix_length: int = field(metadata={"static": True})  # S
 
 
-def lookup(pool: NGramPool, key: Array) -> tuple[Array, Array]:
+Pool = NGramPool | HashedPool
+
+
+def init_pool(
+    vocab_size: int, guess_set_size: int, suffix_length: int, num_slots: int | None = None
+) -> Pool:
+    """An empty pool: direct-indexed, or hashed where `num_slots` is given."""
+    num_buckets = vocab_size if num_slots is None else num_slots
+    shape = (num_buckets, guess_set_size * suffix_length)
+    suffixes = jnp.full(shape, NGramPool.EMPTY, jnp.int32)
+    if num_slots is None:
+        return NGramPool(suffixes, suffix_length)
+    return HashedPool(jnp.full((num_slots,), NGramPool.EMPTY, jnp.int32), suffixes, suffix_length)
+
+
+def slot_of(pool: HashedPool, key: Array) -> Array:
+    """int32 [...]: the bucket of key tokens."""
+    mixed = key.astype(jnp.uint32) * np.uint32(2654435769)  # 2**32 / golden ratio
+    mixed = (mixed ^ (mixed >> np.uint32(15))) % np.uint32(pool.keys.shape[0])
+    return mixed.astype(jnp.int32)
+
+
+def lookup(pool: Pool, key: Array) -> tuple[Array, Array]:
     """Candidates for a key token, least recently seen first.
 
     Args:
@@ -46,21 +77,27 @@ def lookup(pool: NGramPool, key: Array) -> tuple[Array, Array]:
         key: int32 [], the last token.
 
     Returns:
-        guesses int32 [G, S] and valid bool [G]; what stands in an invalid guess is `EMPTY`.
+        guesses int32 [G, S] and valid bool [G]; what stands in an invalid guess is `EMPTY`, or
+        belongs to another key.
     """
-    guesses = pool.suffixes[key].reshape(-1, pool.suffix_length)
-    return guesses, guesses[:, 0] != NGramPool.EMPTY
+    slot = slot_of(pool, key) if isinstance(pool, HashedPool) else key
+    guesses = pool.suffixes[slot].reshape(-1, pool.suffix_length)
+    valid = guesses[:, 0] != NGramPool.EMPTY
+    if isinstance(pool, HashedPool):
+        valid = valid & (pool.keys[slot] == key)
+    return guesses, valid
 
 
-def insert(pool: NGramPool, keys: Array, suffixes: Array, valid: Array) -> NGramPool:
+def insert(pool: Pool, keys: Array, suffixes: Array, valid: Array) -> Pool:
     """Upserts M n-grams as if one after the other, all at once.
 
     Doing them one by one would be M dependent read-modify-write steps on the device. But least
     recently used order has the stack property: after any series of upserts a bucket holds the G
     most recent distinct suffixes by last occurrence. So each new bucket is read off the list (old
-    bucket, then the new suffixes with this key), where an entry survives if no later entry equals
-    it and fewer than G survivors follow it. Rows with equal keys compute equal buckets, so the
-    order in which they are stored does not matter.
+    bucket, then the new suffixes that belong in it), where an entry survives if no later entry
+    equals it and fewer than G survivors follow it. In a hashed pool a bucket belongs to the last
+    key that came to it, and only what came after the last other key counts. Rows of one bucket
+    compute equal results, so the order in which they are stored does not matter.
 
     Args:
         pool: The pool.
@@ -69,56 +106,83 @@ def insert(pool: NGramPool, keys: Array, suffixes: Array, valid: Array) -> NGram
         valid: bool [M]; other rows are left out.
     """
     num_new, suffix_length = suffixes.shape
-    vocab_size, bucket_size = pool.suffixes.shape
+    num_buckets, bucket_size = pool.suffixes.shape
     guess_set_size = bucket_size // suffix_length
     if guess_set_size == 0:
         return pool
+    order = jnp.arange(num_new)
 
-    old = pool.suffixes[keys].reshape(num_new, guess_set_size, suffix_length)
-    same_key = (keys[:, None] == keys[None, :]) & valid[None, :]  # [M, M]: entry j is in bucket i
+    # [M, M]: entry j is in bucket i; [M]: whether the old content of bucket i still counts.
+    if isinstance(pool, HashedPool):
+        slots = slot_of(pool, keys)
+        same_slot = (slots[:, None] == slots[None, :]) & valid[None, :]
+        last = jnp.max(jnp.where(same_slot, order, -1), axis=1)
+        owners = keys[jnp.maximum(last, 0)]
+        foreign = same_slot & (keys[None, :] != owners[:, None])
+        last_foreign = jnp.max(jnp.where(foreign, order, -1), axis=1)
+        in_bucket = same_slot & (order[None, :] > last_foreign[:, None])
+        old_counts = (pool.keys[slots] == owners) & (last_foreign < 0)
+    else:
+        slots = keys
+        owners = keys
+        in_bucket = (keys[:, None] == keys[None, :]) & valid[None, :]
+        old_counts = jnp.ones((num_new,), bool)
+
+    old = pool.suffixes[slots].reshape(num_new, guess_set_size, suffix_length)
     old_is_new = jnp.all(old[:, :, None] == suffixes[None, None], axis=-1)  # [M, G, M]
-    old_survives = (old[:, :, 0] != NGramPool.EMPTY) & ~jnp.any(
-        old_is_new & same_key[:, None, :], axis=-1
+    old_survives = (
+        old_counts[:, None]
+        & (old[:, :, 0] != NGramPool.EMPTY)
+        & ~jnp.any(old_is_new & in_bucket[:, None, :], axis=-1)
     )
-    repeated = jnp.all(suffixes[:, None] == suffixes[None], axis=-1) & same_key  # [M, M]
-    later = jnp.arange(num_new)[None, :] > jnp.arange(num_new)[:, None]
-    last_occurrence = ~jnp.any(repeated & later, axis=-1)  # [M]
+    repeated = jnp.all(suffixes[:, None] == suffixes[None], axis=-1) & in_bucket  # [M, M]
+    later = order[None, :] > order[:, None]
+    is_last = ~jnp.any(repeated & later, axis=-1)  # [M], of its bucket
 
     entries = jnp.concatenate(
         [old, jnp.broadcast_to(suffixes, (num_new, num_new, suffix_length))], axis=1
     )  # [M, G + M, S]
-    survives = jnp.concatenate([old_survives, same_key & last_occurrence[None, :]], axis=1)
-    order = jnp.arange(guess_set_size + num_new)
+    survives = jnp.concatenate([old_survives, in_bucket & is_last[None, :]], axis=1)
+    place = jnp.arange(guess_set_size + num_new)
     followers = jnp.sum(
-        survives[:, None, :] & (order[None, None, :] > order[None, :, None]), axis=-1
+        survives[:, None, :] & (place[None, None, :] > place[None, :, None]), axis=-1
     )  # [M, G + M]
     slot = jnp.where(survives, guess_set_size - 1 - followers, -1)
     chosen = slot[:, None, :] == jnp.arange(guess_set_size)[None, :, None]  # [M, G, G + M]
     buckets = jnp.sum(jnp.where(chosen[..., None], entries[:, None], 0), axis=2)
     buckets = jnp.where(jnp.any(chosen, axis=-1)[..., None], buckets, NGramPool.EMPTY)
 
-    rows = jnp.where(valid, keys, vocab_size)
+    rows = jnp.where(valid, slots, num_buckets)
     updated = pool.suffixes.at[rows].set(buckets.reshape(num_new, bucket_size), mode="drop")
+    if isinstance(pool, HashedPool):
+        return HashedPool(pool.keys.at[rows].set(owners, mode="drop"), updated, suffix_length)
     return NGramPool(updated, suffix_length)
 
 
-def insert_sequence(pool: NGramPool, tokens: Array, length: Array) -> NGramPool:
-    """Upserts every n-gram of a token sequence, left to right.
+def insert_sequence(pool: Pool, tokens: Array, length: Array, start: Array | int = 0) -> Pool:
+    """Upserts the n-grams of a token sequence from `start` on, left to right.
 
     Args:
         pool: The pool.
         tokens: int32 [A], of which the first `length` count.
         length: int32 [].
+        start: int32 [], where the first n-gram begins, at least 0.
     """
     suffix_length, chunk = pool.suffix_length, 64
-    num_chunks = (length - suffix_length + chunk - 1) // chunk
+    num_chunks = (length - start - suffix_length + chunk - 1) // chunk
     # Padding keeps the last chunk's slice from being clamped to an earlier start.
     padded = jnp.pad(tokens, (0, chunk + suffix_length))
 
-    def body(i: Array, pool: NGramPool) -> NGramPool:
-        part = lax.dynamic_slice(padded, (i * chunk,), (chunk + suffix_length,))
+    def body(i: Array, pool: Pool) -> Pool:
+        first = start + i * chunk
+        part = lax.dynamic_slice(padded, (first,), (chunk + suffix_length,))
         suffixes = jnp.stack([part[1 + s : 1 + s + chunk] for s in range(suffix_length)], axis=1)
-        starts = i * chunk + jnp.arange(chunk)
+        starts = first + jnp.arange(chunk)
         return insert(pool, part[:chunk], suffixes, starts + suffix_length < length)
 
     return lax.fori_loop(0, num_chunks, body, pool)
+
+
+def pool_bytes(pool: Pool) -> int:
+    """Memory of a pool, or of a batch of pools, in bytes."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pool))

@@ -2,7 +2,8 @@
 
 Two programs run any decoder: `start` builds the state and reads the prompts, `advance` runs rounds
 in one `lax.while_loop` until every sequence is done or a number of rounds is over. Generating and
-streaming share them: a stream asks for a few rounds at a time.
+streaming share them: a stream asks for a few rounds at a time. Two more keep a state in use:
+`admit` gives a finished sequence's place to the next prompt, `extend` reads a next turn.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -18,12 +19,26 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import checkify
 
+from lookahead_jax import kv_cache
+from lookahead_jax import sequences as sequences_lib
 from lookahead_jax.kv_cache import KVCache
-from lookahead_jax.sequences import Sequences, init_sequences
+from lookahead_jax.sequences import Sequences, extend, init_sequences
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, Params
 
 MAX_PREFILL_CHUNK = 256
 """Most rows of one prefill call."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Requests:
+    """What a batch is asked for."""
+
+    prompt: Array  # int32 [B, P], padded on the right
+    prompt_length: Array  # int32 [B]
+    max_new_tokens: Array  # int32 [B]
+    stop_tokens: Array  # int32 [B, E], padded with `Sequences.NO_STOP`
+    key: Array  # uint32 [B, 2], seed and sample index
 
 
 class State(Protocol):
@@ -65,6 +80,10 @@ class Decoder(Protocol[S]):
         """The state with the prompts read."""
         ...
 
+    def extend(self, state: S, sequences: Sequences, kept: Array) -> S:
+        """The state before the prefill of a next turn; `kept` [B] tokens of the cache stay."""
+        ...
+
     def step(self, state: S, params: Params, forward: ForwardFn) -> S:
         """One model call."""
         ...
@@ -79,32 +98,72 @@ class Program:
     cache_spec: CacheSpec
     vocab_size: int
     capacity: int
+    logprobs: bool = False
 
-    def start(
-        self,
-        prompt: Array,
-        prompt_length: Array,
-        max_new_tokens: Array,
-        stop_tokens: Array,
-        params: Params,
-    ) -> Any:
-        """Prompts int32 [B, P] to the state after prefill, in chunks of P rows or fewer.
+    def start(self, requests: Requests, params: Params) -> Any:
+        """The state after prefill, in chunks of P rows or fewer.
 
         P is a multiple of `MAX_PREFILL_CHUNK` where it is larger.
         """
         sequences = init_sequences(
-            prompt, prompt_length, max_new_tokens, stop_tokens, self.capacity
+            requests.prompt,
+            requests.prompt_length,
+            requests.max_new_tokens,
+            requests.stop_tokens,
+            self.capacity,
+            requests.key,
+            self.logprobs,
         )
         state = self.decoder.init(sequences, self.cache_spec, self.vocab_size)
-        chunk = min(prompt.shape[1], MAX_PREFILL_CHUNK)
+        return self._prefill(state, requests, params)
+
+    def admit(self, state: Any, slot: Array, request: Requests, params: Params) -> Any:
+        """The state with a new request in the place of a finished sequence.
+
+        Args:
+            state: The state of the batch; may be donated.
+            slot: int32 [], the place.
+            request: One request, B = 1.
+            params: The model's weights.
+        """
+        one = self.start(request, params)
+        return jax.tree.map(
+            lambda batch, new: lax.dynamic_update_slice_in_dim(batch, new, slot, 0), state, one
+        )
+
+    def extend(self, state: Any, requests: Requests, kept: Array, params: Params) -> Any:
+        """The state with a next turn read: `kept` [B] tokens of the text stay, new ones follow.
+
+        The capacity must hold `kept + P` tokens.
+        """
+        sequences = extend(
+            state.sequences,
+            kept,
+            requests.prompt,
+            requests.prompt_length,
+            requests.max_new_tokens,
+        )
+        state = self.decoder.extend(state, sequences, kept)
+        return self._prefill(state, requests, params)
+
+    def _prefill(self, state: Any, requests: Requests, params: Params) -> Any:
+        chunk = min(requests.prompt.shape[1], MAX_PREFILL_CHUNK)
         return self.decoder.prefill(state, params, self.forward, chunk)
 
-    def advance(self, state: Any, params: Params, num_rounds: Array) -> Any:
-        """Runs at most `num_rounds` rounds, until every sequence is done."""
+    def advance(self, state: Any, params: Params, num_rounds: Array, until_any: Array) -> Any:
+        """Runs at most `num_rounds` rounds, until every sequence is done.
+
+        Args:
+            state: The state; may be donated.
+            params: The model's weights.
+            num_rounds: int32 [].
+            until_any: bool [], stop as soon as one sequence is done, for its place to be refilled.
+        """
 
         def unfinished(carry: tuple[Array, Any]) -> Array:
             i, state = carry
-            return (i < num_rounds) & ~jnp.all(state.sequences.done)
+            done = state.sequences.done
+            return (i < num_rounds) & ~jnp.where(until_any, jnp.any(done), jnp.all(done))
 
         def body(carry: tuple[Array, Any]) -> tuple[Array, Any]:
             i, state = carry
@@ -115,6 +174,15 @@ class Program:
     def checked_step(self, state: Any, params: Params) -> tuple[checkify.Error, Any]:
         """One round, and whether its publication plan held."""
         return checkify.checkify(self.decoder.step)(state, params, self.forward)
+
+
+def grow_state(state: Any, capacity: int) -> Any:
+    """The same state with room for longer texts."""
+    return replace(
+        state,
+        sequences=sequences_lib.grow(state.sequences, capacity),
+        cache=kv_cache.grow(state.cache, capacity),
+    )
 
 
 @dataclass(frozen=True)
@@ -155,7 +223,7 @@ def compiled(
     Args:
         program: Equal programs share their compilation. (Bound methods of equal objects are not
             equal, so a method is named.)
-        method: "start", "advance" or "checked_step".
+        method: Its name, such as "advance".
         *args: Arrays, or anything with a shape and dtype.
         donate: Arguments whose buffers the program may reuse.
     """

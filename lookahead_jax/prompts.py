@@ -84,6 +84,24 @@ def _token_id(token: object, vocab_size: int, what: str) -> int:
     return value
 
 
+def prepare(
+    lm: LanguageModel,
+    prompt: Prompt,
+    *,
+    chat_template: bool | None,
+    system: str | None,
+    max_new_tokens: int,
+) -> tuple[int, ...]:
+    """Tokens of one prompt that fits the model's context with its answer.
+
+    Raises:
+        LookaheadError: If it is empty, not of this model, or too long.
+    """
+    tokens = encode_prompt(lm, prompt, chat_template=chat_template, system=system)
+    check_lengths(lm, len(tokens), max_new_tokens)
+    return tokens
+
+
 def check_lengths(lm: LanguageModel, prompt_length: int, max_new_tokens: int) -> None:
     """Refuses what does not fit the model's context, before anything is compiled."""
     if type(max_new_tokens) is not int or max_new_tokens < 1:

@@ -16,8 +16,10 @@ class GenerationStats:
         accepted_histogram: Entry a counts the rounds in which a candidate tokens were accepted, so
             a + 1 tokens emitted.
         compile_seconds: Tracing and compiling; 0 where the programs were there already.
-        prefill_seconds: Reading the prompts of the batch, first window and pool included.
-        decode_seconds: The rounds of the whole batch.
+        prefill_seconds: Reading the prompt, first window and pool included, with the other prompts
+            that were read at the same time.
+        decode_seconds: The rounds of the whole batch while this sequence was in it.
+        pool_bytes: Memory of this sequence's n-gram pool on the device; 0 for other decoders.
         tokens_per_second: This sequence's output tokens over `decode_seconds`.
     """
 
@@ -28,6 +30,21 @@ class GenerationStats:
     prefill_seconds: float
     decode_seconds: float
     tokens_per_second: float
+    pool_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class TokenLogProbs:
+    """Natural log-probabilities of the output tokens under the target, one each.
+
+    Attributes:
+        processed: Of the distribution they were chosen from: after logit processors, temperature
+            and filters. For greedy decoding the softmax of the processed logits.
+        raw: Of the softmax of the model's logits as they are.
+    """
+
+    processed: tuple[float, ...]
+    raw: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -38,8 +55,11 @@ class GenerationResult:
         text: The answer, without special tokens; None where the model has no tokenizer.
         tokens: Output token ids, the stop token included.
         prompt_tokens: The ids the model read, special tokens and chat template included.
-        finish_reason: "stop" for a stop token, "length" for `max_new_tokens`.
+        finish_reason: "stop" for a stop token or string, "length" for `max_new_tokens`.
         stats: What it cost.
+        logprobs: Of the tokens; None where they were not asked for.
+        stop_string: The stop string that ended the text, which is cut before it; the tokens end
+            with the one that completed it.
     """
 
     text: str | None
@@ -47,6 +67,8 @@ class GenerationResult:
     prompt_tokens: tuple[int, ...]
     finish_reason: Literal["stop", "length"]
     stats: GenerationStats
+    logprobs: TokenLogProbs | None = None
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True)

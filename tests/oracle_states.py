@@ -160,6 +160,8 @@ def package_state(
             max_length=prompt_length + np.array(max_new_tokens, np.int32),
             stop_tokens=np.array(stops, np.int32),
             done=np.array([state.finished for state in states]),
+            key=np.zeros((batch_size, 2), np.uint32),
+            logprobs=None,
         ),
         cache=KVCache(
             (keys,), (values,), np.array([len(state.cache) for state in states], np.int32)

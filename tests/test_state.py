@@ -13,8 +13,8 @@ from oracle_states import TOY, jitted_round, start_batch
 
 from lookahead_jax import LookaheadConfig, WindowAdvance, decoding, generate, stream
 from lookahead_jax.generation import Lookahead
-from lookahead_jax.programs import Program
-from lookahead_jax.sampling import Greedy
+from lookahead_jax.programs import Program, Requests
+from lookahead_jax.sampling import Greedy, Policy
 
 CONFIG = LookaheadConfig(3, 4, 3)
 W, N, G = CONFIG.window_size, CONFIG.ngram_size, CONFIG.guess_set_size
@@ -38,6 +38,7 @@ def leaves_of(state):
         (text.max_length, (B,)),
         (text.stop_tokens, (B, 3)),
         (text.done, (B,)),
+        (text.key, (B, 2)),
         (cache.keys[0], (B, 1, A, 1)),
         (cache.values[0], (B, 1, A, 1)),
         (cache.length, (B,)),
@@ -60,7 +61,9 @@ def test_every_leaf_has_its_shape_and_dtype_at_the_start_and_after_rounds():
         floats = [*state.cache.keys, *state.cache.values]
         chex.assert_type(floats, jnp.float32)
         chex.assert_type(state.sequences.done, bool)
-        others = [x for x, _ in expected if x.ndim != 4 and x is not state.sequences.done]
+        chex.assert_type(state.sequences.key, jnp.uint32)
+        apart = (id(state.sequences.done), id(state.sequences.key))
+        others = [x for x, _ in expected if x.ndim != 4 and id(x) not in apart]
         chex.assert_type(others, jnp.int32)
         assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
         state = jitted_round(CONFIG)(state, fakes.HEALTHY)
@@ -210,14 +213,16 @@ def test_a_stream_shares_the_programs_of_generate():
 def compiled_loop(tiny):
     """HLO of a whole generation of the tiny model on this machine, and its cache's shape."""
     capacity = 112
-    program = Program(
-        Lookahead(CONFIG, Greedy()), tiny.forward, tiny.cache_spec, tiny.vocab_size, capacity
-    )
+    decoder = Lookahead(CONFIG, Policy(Greedy()))
+    program = Program(decoder, tiny.forward, tiny.cache_spec, tiny.vocab_size, capacity)
     ints = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    state = jax.eval_shape(
-        program.start, ints((1, 16)), ints((1,)), ints((1,)), ints((1, 1)), tiny.params
+    key = jax.ShapeDtypeStruct((1, 2), jnp.uint32)
+    requests = Requests(ints((1, 16)), ints((1,)), ints((1,)), ints((1, 1)), key)
+    state = jax.eval_shape(program.start, requests, tiny.params)
+    until_any = jax.ShapeDtypeStruct((), jnp.bool_)
+    lowered = jax.jit(program.advance, donate_argnums=0).lower(
+        state, tiny.params, ints(()), until_any
     )
-    lowered = jax.jit(program.advance, donate_argnums=0).lower(state, tiny.params, ints(()))
     shape = f"f32[1,{tiny.cache_spec.num_kv_heads},{capacity},{tiny.cache_spec.head_dim}]"
     text = lowered.compile().as_text()
     assert text.count(shape) > 4 * tiny.cache_spec.num_layers

@@ -26,7 +26,8 @@ from lookahead_jax import Greedy, LookaheadConfig
 from lookahead_jax.generation import Lookahead
 from lookahead_jax.models.config import LlamaConfig
 from lookahead_jax.models.llama import LlamaForward, abstract_params, cache_spec
-from lookahead_jax.programs import Program
+from lookahead_jax.programs import Program, Requests
+from lookahead_jax.sampling import Policy, Sampling
 
 pytest.importorskip("libtpu", reason="needs the extra tpu-aot: libtpu compiles for TPUs")
 
@@ -75,12 +76,20 @@ def v5e():
     return jax.sharding.SingleDeviceSharding(topology.devices[0])
 
 
-def compile_loop(model, dtype, *, forward=None, donate=True, batch_size=1) -> Compiled:
+def compile_loop(
+    model,
+    dtype,
+    *,
+    forward=None,
+    donate=True,
+    batch_size=1,
+    sampling: Sampling = Greedy(),  # noqa: B008
+) -> Compiled:
     def on_chip(tree):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=v5e()), tree)
 
     program = Program(
-        Lookahead(CONFIG, Greedy()),
+        Lookahead(CONFIG, Policy(sampling)),
         forward or LlamaForward(model),
         cache_spec(model, dtype),
         model.vocab_size,
@@ -90,11 +99,14 @@ def compile_loop(model, dtype, *, forward=None, donate=True, batch_size=1) -> Co
     row = jax.ShapeDtypeStruct((batch_size,), jnp.int32)
     prompt = jax.ShapeDtypeStruct((batch_size, 64), jnp.int32)
     stops = jax.ShapeDtypeStruct((batch_size, 1), jnp.int32)
-    state = jax.eval_shape(program.start, prompt, row, row, stops, params)
+    key = jax.ShapeDtypeStruct((batch_size, 2), jnp.uint32)
+    requests = Requests(prompt, row, row, stops, key)
+    state = jax.eval_shape(program.start, requests, params)
     limit = jax.ShapeDtypeStruct((), jnp.int32)
+    until_any = jax.ShapeDtypeStruct((), jnp.bool_)
     compiled = (
         jax.jit(program.advance, donate_argnums=(0,) if donate else ())
-        .lower(on_chip(state), on_chip(params), on_chip(limit))
+        .lower(*map(on_chip, (state, params, limit, until_any)))
         .compile()
     )
     hlo = Hlo.parse(compiled.as_text())
