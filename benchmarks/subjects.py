@@ -19,7 +19,7 @@ from lookahead_jax.kv_cache import init_cache
 from lookahead_jax.layout import build_layout
 from lookahead_jax.prefill import prefill
 from lookahead_jax.programs import Program
-from lookahead_jax.sampling import Greedy, Policy
+from lookahead_jax.sampling import Greedy, Policy, Sampling
 from lookahead_jax.sequences import Sequences, init_sequences, last_token
 from lookahead_jax.typing import LanguageModel
 
@@ -65,20 +65,22 @@ class Scene:
         """C, tokens."""
         return self.sequences.tokens.shape[1]
 
-    def lookahead(self, config: LookaheadConfig) -> Call:
-        """A whole round."""
+    def lookahead(self, config: LookaheadConfig, sampling: Sampling | None = None) -> Call:
+        """A whole round; greedy unless told otherwise."""
         lm = self.lm
         state = decoding.init_state(
             self.sequences, config=config, cache_spec=lm.cache_spec, vocab_size=lm.vocab_size
         )
-        call = functools.partial(decoding.round, forward=lm.forward, config=config)
+        call = functools.partial(
+            decoding.round, forward=lm.forward, config=config, sampling=sampling
+        )
         return self._midway(call, replace(state, cache=self.cache))
 
-    def ordinary(self) -> Call:
-        """A whole step of ordinary decoding."""
+    def ordinary(self, sampling: Sampling | None = None) -> Call:
+        """A whole step of ordinary decoding; greedy unless told otherwise."""
         lm = self.lm
         state = autoregressive.init_state(self.sequences, cache_spec=lm.cache_spec)
-        call = functools.partial(autoregressive.step, forward=lm.forward)
+        call = functools.partial(autoregressive.step, forward=lm.forward, sampling=sampling)
         return self._midway(call, replace(state, cache=self.cache))
 
     def generation(self, num_tokens: int) -> Call:

@@ -14,6 +14,7 @@ import numpy as np
 from lookahead_jax.errors import RoundCheckError
 from lookahead_jax.options import Settings
 from lookahead_jax.pool import pool_bytes
+from lookahead_jax.processors import check_processors
 from lookahead_jax.programs import (
     MAX_PREFILL_CHUNK,
     Decoder,
@@ -75,6 +76,7 @@ class Batch:
         self.settings = settings
         self.validate = validate
         self.stops = stop_ids(lm, settings.stop_tokens)
+        check_processors(settings.processors, lm.vocab_size)
         self.program = Program(
             decoder, lm.forward, lm.cache_spec, lm.vocab_size, 0, settings.logprobs
         )

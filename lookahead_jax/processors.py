@@ -180,6 +180,24 @@ class MinNewTokens:
         return logits.at[forbidden].set(-jnp.inf, mode="drop")
 
 
+def check_processors(processors: Iterable[LogitProcessor], vocab_size: int) -> None:
+    """Refuses tokens that the model does not have.
+
+    Raises:
+        LookaheadError: If a bias or a ban is for one.
+    """
+    for processor in processors:
+        if isinstance(processor, LogitBias):
+            tokens = [token for token, _ in processor.biases]
+        else:
+            tokens = processor.tokens if isinstance(processor, BannedTokens) else ()
+        if tokens and max(tokens) >= vocab_size:
+            raise LookaheadError(
+                f"{type(processor).__name__} takes token ids in [0, {vocab_size}), got "
+                f"{max(tokens)}"
+            )
+
+
 def _counts(vocab_size: int, context: TextContext, start: Array) -> Array:
     """int32 [V]: how often each token stands in the text from `start` on."""
     at = jnp.arange(context.tokens.shape[0])

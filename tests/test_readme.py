@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
+import fakes
 import jax.numpy as jnp
 import pytest
 
-from lookahead_jax import LookaheadConfig, autoregressive
+from lookahead_jax import LookaheadConfig, autoregressive, generate
 
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
@@ -28,6 +29,20 @@ def test_the_functional_layer_writes_what_ordinary_decoding_writes(tiny):
     text = given["state"].sequences
     ordinary = autoregressive.generate(tiny, prompt, max_new_tokens=24)
     assert text.tokens[0, len(prompt) : text.length[0]].tolist() == list(ordinary.tokens)
+
+
+def test_the_example_of_options_runs(capsys):
+    (block,) = [block for block in BLOCKS if "completions" in block]
+    lm = fakes.script_model("the sea, the sea. " * 3, fakes.ChatTokenizer())
+    given = {"lm": lm, "generate": generate}
+    exec(block, given)
+    assert len(given["sampled"]) == 2
+    assert [len(result.logprobs.raw) for result in given["sampled"]] == [
+        len(result.tokens) for result in given["sampled"]
+    ]
+    answers = capsys.readouterr().out.splitlines()
+    assert sorted(line[0] for line in answers[:3]) == ["0", "1", "2"]
+    assert given["chat"].messages[-1] == {"role": "assistant", "content": answers[3]}
 
 
 @pytest.mark.slow

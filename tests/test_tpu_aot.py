@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import pytest
 from hlo import Hlo, Instruction
 
-from lookahead_jax import Greedy, LookaheadConfig
+from lookahead_jax import Greedy, LookaheadConfig, Sample
 from lookahead_jax.generation import Lookahead
 from lookahead_jax.models.config import LlamaConfig
 from lookahead_jax.models.llama import LlamaForward, abstract_params, cache_spec
@@ -180,7 +180,8 @@ def vocabulary_rows(program: Compiled) -> list[Instruction]:
 def check_logit_rows(program: Compiled) -> None:
     """The head computes 1 + W + G * S rows (contract 4), once."""
     rows = {count for count, _ in vocabulary_rows(program)}
-    assert max(rows) == CONFIG.num_logit_rows, f"logits are computed for {rows} rows"
+    expected = program.state.rounds.shape[0] * CONFIG.num_logit_rows
+    assert max(rows) == expected, f"logits are computed for {rows} rows"
 
 
 @pytest.fixture(scope="module", params=["demo-float32", "llama-1b-bfloat16"])
@@ -237,15 +238,15 @@ def test_it_fits_the_chip(program):
 SMALL = dataclasses.replace(LLAMA_1B, num_hidden_layers=2, vocab_size=32000)
 
 
-@pytest.fixture(scope="module")
-def batch() -> Compiled:
-    return compile_loop(SMALL, "bfloat16", batch_size=4)
-
-
-def test_a_batch_is_written_in_place_too(batch):
+def test_a_sampled_batch_is_written_in_place_too_and_sorts_nothing():
+    """Filters and walk included: all of it stays on the chip, and no vocabulary is sorted."""
+    sampling = Sample(temperature=0.7, top_k=50, top_p=0.9, min_p=0.01)
+    batch = compile_loop(SMALL, "bfloat16", batch_size=4, sampling=sampling)
     check_donated(batch)
     assert all(to_chip for _, _, to_chip in cache_transfers(batch))
     check_no_host(batch)
+    check_logit_rows(batch)
+    assert not [i for i in batch.hlo.reached(batch.body) if i.opcode == "sort"]
 
 
 def test_the_checks_fail_on_programs_that_break_the_contracts():
