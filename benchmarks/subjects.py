@@ -95,7 +95,7 @@ class Scene:
             replace(state, cache=self.cache),
             lm.params,
             limit,
-            jnp.zeros((), bool),
+            jnp.zeros((1,), bool),
         )
 
     def forward(self, config: LookaheadConfig, state: decoding.DecodeState) -> Call:

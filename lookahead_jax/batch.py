@@ -134,19 +134,20 @@ class Batch:
         )
         self.state = self._read("extend", *args, donate=(0,))
 
-    def run(self, num_rounds: int = NO_LIMIT, *, until_any: bool = False) -> None:
-        """Decodes until all are done, or one is, or for a number of rounds.
+    def run(self, num_rounds: int = NO_LIMIT, watched: Sequence[int] = ()) -> None:
+        """Decodes until all are done, or one of the `watched` slots is, or for a number of rounds.
 
         All of it is one program on the device, unless each round is to be validated.
         """
+        mask = np.isin(np.arange(self.state.rounds.shape[0]), np.array(watched, int))
         if self.validate:
-            self._run_checked(num_rounds, until_any)
+            self._run_checked(num_rounds, mask)
             return
         args = (
             self.state,
             self.lm.params,
             jnp.asarray(num_rounds, jnp.int32),
-            jnp.asarray(until_any),
+            jnp.asarray(mask),
         )
         call = self._compiled("advance", *args, donate=(0,))
         begin = time.perf_counter()
@@ -263,13 +264,13 @@ class Batch:
         self.prefill_seconds = time.perf_counter() - begin
         return state
 
-    def _run_checked(self, num_rounds: int, until_any: bool) -> None:
+    def _run_checked(self, num_rounds: int, watched: np.ndarray) -> None:
         """Round by round; one whose checks fail raises, and the state before it is kept."""
         call = self._compiled("checked_step", self.state, self.lm.params)
         begin = time.perf_counter()
         for _ in range(num_rounds):
             done = np.asarray(self.state.sequences.done)
-            if np.any(done) if until_any else np.all(done):
+            if np.all(done) or np.any(done & watched):
                 break
             error, state = call(self.state, self.lm.params)
             message = error.get()

@@ -32,7 +32,8 @@ class WindowProposals(enum.Enum):
     """The most likely token: the official code's choice."""
 
     COUPLED = "coupled"
-    """The token that coupled sampling would choose at the row's position, with the same noise."""
+    """The token that coupled sampling would choose at the row's position, with the same noise, but
+    for the filters (top-k, top-p, min-p)."""
 
 
 @dataclass(frozen=True)

@@ -286,12 +286,14 @@ def _propose(
         return Greedy().select(logits)
     # Guesses may share the noise of coupled sampling and stay guesses; in residual sampling the
     # tests and draws have noise of their own, so they cannot know how the guesses came about.
+    # The filters are left out: over W rows they would cost more than the few better guesses gain.
+    unfiltered = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
     rows = proposal.logit_rows[:, 1 : 1 + config.window_size]
     positions = 1 + jnp.take_along_axis(proposal.positions, rows, axis=1)
 
     def propose(row: Array, key: Array, position: Array) -> Array:
         noise = gumbel(key, position, row.shape[0], Purpose.COUPLED)
-        return Greedy().select(sampling.warp(row) + noise)
+        return Greedy().select(unfiltered.warp(row) + noise)
 
     per_row = jax.vmap(propose, in_axes=(0, None, 0))
     return jax.vmap(per_row)(logits, sequences.key, positions)

@@ -178,7 +178,7 @@ def completions(
     if not requests:
         return iter(())
     batch = _checked_batch(lm, decoder, settings, requests, validate)
-    return complete(batch, requests)
+    return complete(batch, requests, at_once=True)
 
 
 def stream(

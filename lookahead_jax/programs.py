@@ -150,20 +150,20 @@ class Program:
         chunk = min(requests.prompt.shape[1], MAX_PREFILL_CHUNK)
         return self.decoder.prefill(state, params, self.forward, chunk)
 
-    def advance(self, state: Any, params: Params, num_rounds: Array, until_any: Array) -> Any:
+    def advance(self, state: Any, params: Params, num_rounds: Array, watched: Array) -> Any:
         """Runs at most `num_rounds` rounds, until every sequence is done.
 
         Args:
             state: The state; may be donated.
             params: The model's weights.
             num_rounds: int32 [].
-            until_any: bool [], stop as soon as one sequence is done, for its place to be refilled.
+            watched: bool [B], come back as soon as one of these is done.
         """
 
         def unfinished(carry: tuple[Array, Any]) -> Array:
             i, state = carry
             done = state.sequences.done
-            return (i < num_rounds) & ~jnp.where(until_any, jnp.any(done), jnp.all(done))
+            return (i < num_rounds) & ~jnp.all(done) & ~jnp.any(done & watched)
 
         def body(carry: tuple[Array, Any]) -> tuple[Array, Any]:
             i, state = carry

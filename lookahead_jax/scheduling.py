@@ -35,7 +35,9 @@ class _Slot:
         return over
 
 
-def complete(batch: Batch, requests: Sequence[Request]) -> Iterator[tuple[int, GenerationResult]]:
+def complete(
+    batch: Batch, requests: Sequence[Request], *, at_once: bool = False
+) -> Iterator[tuple[int, GenerationResult]]:
     """Decodes requests, a slot each at a time, and yields results as they finish.
 
     The rounds are one compiled program throughout. It comes back when a sequence has finished, or
@@ -46,6 +48,7 @@ def complete(batch: Batch, requests: Sequence[Request]) -> Iterator[tuple[int, G
     Args:
         batch: A batch that has not started.
         requests: All requests.
+        at_once: Come back for a result also where no request waits for its slot.
 
     Yields:
         Index of the request, and its result.
@@ -60,7 +63,7 @@ def complete(batch: Batch, requests: Sequence[Request]) -> Iterator[tuple[int, G
     limit = ROUNDS_BETWEEN_LOOKS if batch.settings.stop_strings else NO_LIMIT
     try:
         while slots:
-            batch.run(limit, until_any=bool(waiting))
+            batch.run(limit, list(slots) if waiting or at_once else ())
             progress = batch.progress()
             over = [slot for slot, sequence in slots.items() if sequence.look(progress, slot)]
             finished = []

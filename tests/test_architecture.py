@@ -16,13 +16,14 @@ ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"errors"},
     {"typing", "config"},
-    {"layout", "window", "pool", "kv_cache", "sampling", "sequences"},
-    {"prompts", "results", "text"},
-    {"attention", "verify", "prefill"},
+    {"layout", "window", "pool", "kv_cache", "noise", "filters", "processors"},
+    {"sampling", "sequences", "prompts", "results", "text"},
+    {"attention", "verify", "prefill", "options", "stopping"},
     {"validation", "programs"},
     {"decoding", "batch"},
+    {"scheduling", "streaming"},
     {"generation"},
-    {"autoregressive", "jacobi"},
+    {"autoregressive", "jacobi", "chat"},
     {"__init__"},
     {"cli"},
 ]

@@ -145,6 +145,30 @@ def test_interrupting_a_batch_run_loses_nothing(place):
     assert target.read_bytes().count(b"\n") == len(rows) + 2
 
 
+def test_a_chat_reads_only_what_is_new(place):
+    """A piped script; a message that is too long is none."""
+    model = place / "chatty"
+    shutil.copytree(place / "model", model)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}assistant: "
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    options = ["-m", model, "-n", NUM_TOKENS, *SMALL]
+    script = "\n".join(["hello", "x" * 2000, "and again?", "/stats"])
+    done = subprocess.run(**command(place, "chat", *options), input=script, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    lines = done.stderr.splitlines()
+    start = len("user: hello assistant: ")
+    assert lines[0].startswith(f"{NUM_TOKENS} tokens in ")
+    assert f"{start} tokens read; cut at" in lines[0]
+    assert lines[1].startswith("error: ")
+    assert "1024" in lines[1]
+    # The answer's last token is not in the cache yet, so it is read too.
+    new = 1 + len(" user: and again? assistant: ")
+    assert f"{new} tokens read; cut at" in lines[2]
+    assert f"tokens read   {start} + {new}; " in done.stderr
+    assert first != second
+
+
 @pytest.mark.slow
 def test_the_demo_model_answers_as_ordinary_decoding_does(tmp_path):
     options = ["-n", "48", *SMALL, "--json", "--baseline"]

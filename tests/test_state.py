@@ -219,9 +219,9 @@ def compiled_loop(tiny):
     key = jax.ShapeDtypeStruct((1, 2), jnp.uint32)
     requests = Requests(ints((1, 16)), ints((1,)), ints((1,)), ints((1, 1)), key)
     state = jax.eval_shape(program.start, requests, tiny.params)
-    until_any = jax.ShapeDtypeStruct((), jnp.bool_)
+    watched = jax.ShapeDtypeStruct((1,), jnp.bool_)
     lowered = jax.jit(program.advance, donate_argnums=0).lower(
-        state, tiny.params, ints(()), until_any
+        state, tiny.params, ints(()), watched
     )
     shape = f"f32[1,{tiny.cache_spec.num_kv_heads},{capacity},{tiny.cache_spec.head_dim}]"
     text = lowered.compile().as_text()

@@ -103,10 +103,10 @@ def compile_loop(
     requests = Requests(prompt, row, row, stops, key)
     state = jax.eval_shape(program.start, requests, params)
     limit = jax.ShapeDtypeStruct((), jnp.int32)
-    until_any = jax.ShapeDtypeStruct((), jnp.bool_)
+    watched = jax.ShapeDtypeStruct((batch_size,), jnp.bool_)
     compiled = (
         jax.jit(program.advance, donate_argnums=(0,) if donate else ())
-        .lower(*map(on_chip, (state, params, limit, until_any)))
+        .lower(*map(on_chip, (state, params, limit, watched)))
         .compile()
     )
     hlo = Hlo.parse(compiled.as_text())

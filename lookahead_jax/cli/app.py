@@ -1,31 +1,27 @@
-"""Commands and options of `lookahead-jax`, and what becomes of errors."""
+"""Commands and options of `lookahead-jax`."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lookahead_jax.cli.console import close_quietly, make_output_safe, say
 from lookahead_jax.cli.engine import Engine
 from lookahead_jax.cli.options import (
     BatchSizeOption,
-    CacheDirOption,
-    DtypeOption,
+    ChatOptions,
     GuessesOption,
-    MaxNewTokensOption,
-    ModelOption,
+    LogprobsOption,
     NgramOption,
     PlainOption,
     SystemOption,
+    TextOptions,
     ValidateOption,
     WindowOption,
 )
+from lookahead_jax.cli.signature import with_option_groups
 from lookahead_jax.errors import LookaheadError
 
 app = typer.Typer(
@@ -35,9 +31,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-_INTERRUPTED = 130
-_DEFAULT_MODEL = "smollm2-135m"
 
 
 def _print_version(wanted: bool) -> None:
@@ -61,36 +54,46 @@ def start(
     Lookahead Decoding lets one unchanged language model guess several future tokens in each call
     and verify earlier guesses in the same call. There is no draft model and nothing is trained.
 
-    Try `lookahead-jax generate "Why is the sky blue?"`
+    - `lookahead-jax generate "Why is the sky blue?"`
+    - `lookahead-jax generate "Tell me a story." --temperature 0.8 --seed 1`
+    - `lookahead-jax chat --show-accepted`
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
 @app.command()
+@with_option_groups
 def generate(
     context: typer.Context,
+    options: TextOptions,
     prompt: Annotated[
         str | None, typer.Argument(help="The prompt, or - to read it from stdin.")
     ] = None,
-    model: ModelOption = _DEFAULT_MODEL,
-    window: WindowOption = 7,
-    ngram: NgramOption = 5,
-    guesses: GuessesOption = 7,
-    max_new_tokens: MaxNewTokensOption = 128,
     system: SystemOption = None,
     no_chat_template: PlainOption = False,
-    dtype: DtypeOption = "float32",
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object with text, tokens, rounds and times."),
     ] = False,
+    logprobs: LogprobsOption = False,
     baseline: Annotated[
         bool,
         typer.Option(
-            "--baseline", help="Also decode the ordinary way and compare tokens and time."
+            "--baseline",
+            help="Also decode the ordinary way, with the same options, and compare tokens and "
+            "time.",
         ),
     ] = False,
+    samples: Annotated[
+        int,
+        typer.Option(
+            "--samples",
+            metavar="K",
+            help="Write K answers, each with draws of its own.",
+            rich_help_panel="Sampling",
+        ),
+    ] = 1,
     validate: ValidateOption = False,
     input_path: Annotated[
         Path | None,
@@ -103,34 +106,43 @@ def generate(
         typer.Option("--output", help="Where the answers to --input go.", show_default=False),
     ] = None,
     batch_size: BatchSizeOption = 4,
-    cache_dir: CacheDirOption = None,
 ) -> None:
-    """Answer one prompt, or a file of them with --input and --output.
+    r"""Answer one prompt, or a file of them with --input and --output.
 
     The text goes to stdout as it comes; stderr tells how many model calls it took. Each call runs
     (W + G)(N - 1) rows through the model instead of one. Where arithmetic is cheap beside reading
     the weights (accelerators), larger W, N and G pay; on a CPU small ones do.
 
+    Answers are greedy, always the likeliest token, unless --temperature is above 0. The text is
+    that of ordinary decoding with the same options (with --method residual, of its distribution).
+
     - `lookahead-jax generate "Why is the sky blue?" --baseline`
+    - `lookahead-jax generate "Tell me a story." --temperature 0.8 --top-p 0.9 --seed 3`
+    - `lookahead-jax generate "Name a colour." --temperature 1 --samples 3 --stop "\n"`
     - `lookahead-jax generate - --window 5 --ngram 3 --guesses 5 < prompt.txt`
-    - `lookahead-jax generate "Count to ten." --json | python -m json.tool`
+    - `lookahead-jax generate "Count to ten." --json --logprobs | python -m json.tool`
     """
     from lookahead_jax.cli.batch import run_batch
-    from lookahead_jax.cli.generate import generate_one, read_prompt
+    from lookahead_jax.cli.generate import check_samples, generate_one, read_prompt
     from lookahead_jax.cli.settings import make_settings
 
-    settings = make_settings(
-        model, dtype, (window, ngram, guesses), max_new_tokens, not no_chat_template
-    )
+    settings = make_settings(options, use_chat_template=not no_chat_template, logprobs=logprobs)
+    check_samples(settings, samples)
     if input_path is None and output_path is None:
         if prompt is None:
             raise LookaheadError("expected a PROMPT, - for stdin, or --input with --output")
+        if logprobs and not as_json:
+            raise LookaheadError("--logprobs needs --json, which has a place for them")
+        if batch_size < 1:
+            raise LookaheadError(f"--batch-size must be an integer >= 1, got {batch_size}")
         text = read_prompt(prompt)
         generate_one(
-            _engine(context, cache_dir),
+            _engine(context, options),
             settings,
             text,
             system=system,
+            samples=samples,
+            batch_size=batch_size,
             as_json=as_json,
             baseline=baseline,
             validate=validate,
@@ -138,12 +150,12 @@ def generate(
         return
     if input_path is None or output_path is None:
         raise LookaheadError("--input and --output go together; only one of them was given")
-    if prompt is not None or as_json or baseline:
+    if prompt is not None or as_json or baseline or samples > 1:
         raise LookaheadError(
-            "--input takes the place of PROMPT, and goes without --json, --baseline"
+            "--input takes the place of PROMPT, and goes without --json, --baseline, --samples"
         )
     run_batch(
-        lambda: _engine(context, cache_dir),
+        lambda: _engine(context, options),
         settings,
         input_path,
         output_path,
@@ -154,27 +166,24 @@ def generate(
 
 
 @app.command()
+@with_option_groups
 def batch(
     context: typer.Context,
     input_path: Annotated[Path, typer.Argument(metavar="INPUT.jsonl", help="The prompts.")],
     output_path: Annotated[Path, typer.Argument(metavar="OUTPUT.jsonl", help="The answers.")],
-    model: ModelOption = _DEFAULT_MODEL,
-    window: WindowOption = 7,
-    ngram: NgramOption = 5,
-    guesses: GuessesOption = 7,
-    max_new_tokens: MaxNewTokensOption = 128,
+    options: TextOptions,
     system: SystemOption = None,
     no_chat_template: PlainOption = False,
-    dtype: DtypeOption = "float32",
+    logprobs: LogprobsOption = False,
     validate: ValidateOption = False,
     batch_size: BatchSizeOption = 4,
-    cache_dir: CacheDirOption = None,
 ) -> None:
     """Answer a file of prompts, several at a time; the same command continues an interrupted run.
 
-    Each input line is an object with "prompt" and, if wanted, "id" (else the line number) and
-    "system" (else --system). Each output line has id, text, tokens, finish_reason, rounds and
-    tokens_per_round, in the order of the input. Finished groups are on the disk at once.
+    Each input line is an object with "prompt" and, if wanted, "id" (else the line number), "system"
+    (else --system) and "seed" (else --seed). Each output line has id, text, tokens, finish_reason,
+    rounds and tokens_per_round, in the order of the input. An answer is on the disk as soon as it
+    and all before it are there. Answers do not depend on the batch they were written in.
 
     A bad input line stops the run before it starts. A prompt that the model refuses, such as one
     that is too long, gets a line with "error" in the place of a text; the others are answered, and
@@ -182,19 +191,53 @@ def batch(
     others is not continued.
 
     - `lookahead-jax batch prompts.jsonl answers.jsonl --batch-size 8`
+    - `lookahead-jax batch prompts.jsonl answers.jsonl --temperature 0.7 --stop "###"`
     """
     from lookahead_jax.cli.batch import run_batch
     from lookahead_jax.cli.settings import make_settings
 
+    settings = make_settings(options, use_chat_template=not no_chat_template, logprobs=logprobs)
     run_batch(
-        lambda: _engine(context, cache_dir),
-        make_settings(model, dtype, (window, ngram, guesses), max_new_tokens, not no_chat_template),
+        lambda: _engine(context, options),
+        settings,
         input_path,
         output_path,
         system=system,
         batch_size=batch_size,
         validate=validate,
     )
+
+
+@app.command()
+@with_option_groups
+def chat(
+    context: typer.Context,
+    options: ChatOptions,
+    system: SystemOption = None,
+    show_accepted: Annotated[
+        bool,
+        typer.Option(
+            "--show-accepted",
+            help="Colour the text that came several tokens at a time, out of one model call.",
+        ),
+    ] = False,
+) -> None:
+    r"""Talk with the model. What it has read and written is kept: a turn reads only what is new.
+
+    Answers stream as they come; after each, a line on stderr tells what it cost. Ctrl-C stops an
+    answer and keeps what was written. /stats tells what the conversation has cost, /reset forgets
+    it, /help lists the commands, /exit or Ctrl-D ends the chat. Without a terminal, each line of
+    stdin is a message or a command.
+
+    - `lookahead-jax chat --show-accepted`
+    - `lookahead-jax chat --system "Answer in one sentence." --temperature 0.7 --seed 5`
+    - `printf 'Name a river.\nAnd another.\n/stats\n' | lookahead-jax chat`
+    """
+    from lookahead_jax.cli.chat import run_chat
+    from lookahead_jax.cli.settings import make_settings
+
+    settings = make_settings(options)
+    run_chat(_engine(context, options), settings, system=system, show_accepted=show_accepted)
 
 
 @app.command()
@@ -249,45 +292,9 @@ def models() -> None:
     print_models(Console(highlight=False), NAMED_MODELS.values(), str(cache_directory()))
 
 
-def _engine(context: typer.Context, cache_dir: Path | None) -> Engine:
+def _engine(context: typer.Context, options: TextOptions) -> Engine:
     if isinstance(context.obj, Engine):
         return context.obj
     from lookahead_jax.cli.engine import jax_engine
 
-    return jax_engine(cache_dir)
-
-
-def run(arguments: Sequence[str] | None = None, engine: Engine | None = None) -> int:
-    """Runs one command line.
-
-    Args:
-        arguments: Without the program's name; None for those of the process.
-        engine: What to call in the place of the package's own functions.
-
-    Returns:
-        The exit code: 0, 2 for bad input, 130 if interrupted.
-    """
-    make_output_safe()
-    try:
-        return app(arguments, obj=engine, prog_name="lookahead-jax", standalone_mode=False) or 0
-    except LookaheadError as error:
-        return _fail(str(error))
-    except typer.TyperException as error:
-        return _fail(f"{error.format_message().rstrip('.')} (--help lists the options)")
-    finally:
-        close_quietly()
-
-
-def _fail(message: str) -> int:
-    say("error: " + " ".join(message.split()))
-    return 2
-
-
-def main(engine: Engine | None = None) -> None:
-    """The `lookahead-jax` program; `engine` as in `run`."""
-    code = run(engine=engine)
-    if code == _INTERRUPTED:
-        # A computation under way cannot be called off, and an ordinary exit would wait for it.
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    return jax_engine(options.cache_dir)

@@ -1,8 +1,7 @@
-"""`lookahead-jax batch`: a file of prompts, answered in groups, continued where it stopped."""
+"""`lookahead-jax batch`: a file of prompts in a continuous batch, continued where it stopped."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,13 +12,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lookahead_jax.cli.console import finite, say, stderr_console
 from lookahead_jax.cli.engine import Engine
+from lookahead_jax.cli.reports import answer_record, count
 from lookahead_jax.cli.rows import AnswerFile, Prompt, read_prompts
 from lookahead_jax.cli.settings import Settings
 from lookahead_jax.errors import LookaheadError
+from lookahead_jax.sampling import Sample
 
 if TYPE_CHECKING:
     from lookahead_jax.results import GenerationResult
     from lookahead_jax.typing import LanguageModel
+
+Row = dict[str, Any]
 
 
 def run_batch(
@@ -37,7 +40,7 @@ def run_batch(
     Args:
         start_engine: Called when there is something to do.
         settings: What decides the answers.
-        input_path: JSON lines with "prompt" and perhaps "id" and "system".
+        input_path: JSON lines with "prompt" and perhaps "id", "system" and "seed".
         output_path: JSON lines, in the order of the input; continued if it exists.
         system: System prompt of the rows that name none.
         batch_size: Most prompts decoded together.
@@ -84,52 +87,84 @@ def _answer_rest(
     if before:
         say(f"{before} of {len(prompts)} prompts are already answered in {answers.path}")
     engine = start_engine()
-    lm = engine.load_model(settings.model, dtype=settings.dtype)
+    lm = settings.load(engine)
     tokens = rounds = 0
     started = time.monotonic()
     with _progress() as progress:
         task = progress.add_task("compiling", total=len(prompts), completed=before)
-        for group in groups(prompts[before:], batch_size):
-            rows = answer_group(engine, lm, settings, group, validate)
-            answers.append(rows)
-            tokens += sum(len(row.get("tokens", ())) for row in rows)
-            rounds += sum(row.get("rounds", 0) for row in rows)
-            progress.update(task, description="answering", completed=answers.finished)
+        rows = answer_rows(engine, lm, settings, prompts[before:], batch_size, validate)
+        for finished, (ready, row) in enumerate(in_order(rows), start=before + 1):
+            tokens += len(row.get("tokens", ()))
+            rounds += row.get("rounds", 0)
+            if ready:
+                answers.append(ready)
+            progress.update(task, description="answering", completed=finished)
     seconds = time.monotonic() - started
     say(
-        f"{answers.finished - before} prompts answered in {answers.path}: {tokens} tokens, "
-        f"{tokens / max(rounds, 1):.2f} per round, {seconds:.1f} s with compilation"
+        f"{count(answers.finished - before, 'prompt')} answered in {answers.path}: "
+        f"{count(tokens, 'token')}, {tokens / max(rounds, 1):.2f} per round, "
+        f"{seconds:.1f} s with compilation"
     )
 
 
-def groups(prompts: Sequence[Prompt], batch_size: int) -> Iterator[list[Prompt]]:
-    """Neighbours with the same system prompt, at most `batch_size` at a time."""
-    for _, same_system in itertools.groupby(prompts, key=lambda prompt: prompt.system):
-        while group := list(itertools.islice(same_system, batch_size)):
-            yield group
+def in_order(rows: Iterator[tuple[int, Row]]) -> Iterator[tuple[list[Row], Row]]:
+    """For each row that comes, the rows whose turn it now is (perhaps none), and the row itself."""
+    waiting: dict[int, Row] = {}
+    turn = 0
+    for index, row in rows:
+        waiting[index] = row
+        ready = []
+        while turn in waiting:
+            ready.append(waiting.pop(turn))
+            turn += 1
+        yield ready, row
 
 
-def answer_group(
-    engine: Engine, lm: LanguageModel, settings: Settings, group: Sequence[Prompt], validate: bool
-) -> list[dict[str, Any]]:
-    """Answers a group in one call; a prompt that the model refuses gets an "error" alone."""
-    arguments = settings.generation_arguments(group[0].system)
-    texts = [prompt.text for prompt in group]
-    try:
-        results = engine.generate(lm, texts, config=settings.config, validate=validate, **arguments)
-    except LookaheadError as error:
-        if len(group) == 1:
-            return [{"error": str(error)}]
-        alone = [answer_group(engine, lm, settings, [prompt], validate) for prompt in group]
-        return [row for rows in alone for row in rows]
-    return [_answer(result) for result in results]
+def answer_rows(
+    engine: Engine,
+    lm: LanguageModel,
+    settings: Settings,
+    prompts: Sequence[Prompt],
+    batch_size: int,
+    validate: bool,
+) -> Iterator[tuple[int, Row]]:
+    """Answers as they finish, with the index of their prompt: first those of bad prompts."""
+    encoded: dict[int, tuple[int, ...]] = {}
+    for index, prompt in enumerate(prompts):
+        try:
+            encoded[index] = engine.encode(
+                lm,
+                prompt.text,
+                max_new_tokens=settings.max_new_tokens,
+                **settings.prompt_arguments(prompt.system),
+            )
+        except LookaheadError as error:
+            yield index, {"error": str(error)}
+    if not encoded:
+        return
+    arguments = settings.decoding_arguments()
+    if settings.logprobs:
+        arguments["logprobs"] = True
+    if isinstance(settings.sampling, Sample):
+        seeds = [prompts[index].seed for index in encoded]
+        default = settings.sampling.seed
+        arguments["seeds"] = [default if seed is None else seed for seed in seeds]
+    results = engine.completions(
+        lm,
+        list(encoded.values()),
+        config=settings.config,
+        validate=validate,
+        batch_size=batch_size,
+        **arguments,
+    )
+    indices = list(encoded)
+    for number, result in results:
+        yield indices[number], _answer(result, settings)
 
 
-def _answer(result: GenerationResult) -> dict[str, Any]:
+def _answer(result: GenerationResult, settings: Settings) -> Row:
     return {
-        "text": result.text,
-        "tokens": [int(token) for token in result.tokens],
-        "finish_reason": result.finish_reason,
+        **answer_record(result, settings),
         "rounds": int(result.stats.rounds),
         "tokens_per_round": finite(result.stats.tokens_per_round),
     }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +24,22 @@ def stderr_console() -> Console:
 def say(line: str) -> None:
     """Prints one line to stderr, as it is."""
     print(line, file=sys.stderr, flush=True)
+
+
+def say_dimly(line: str) -> None:
+    """Prints one line to stderr, dim where a terminal can."""
+    stderr_console().out(line, style="dim", highlight=False)
+
+
+@contextlib.contextmanager
+def working(what: str) -> Iterator[None]:
+    """Shows on a terminal that something is going on."""
+    console = stderr_console()
+    if console.is_terminal:
+        with console.status(what):
+            yield
+    else:
+        yield
 
 
 def make_output_safe() -> None:
@@ -40,12 +58,26 @@ def close_quietly() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def write_text(text: str) -> None:
-    """Writes a piece of the answer at once; a terminal gets it without control characters."""
+def write_text(text: str, style: str | None = None) -> None:
+    """Writes a piece of the answer at once.
+
+    Args:
+        text: The piece. A terminal gets it without control characters.
+        style: A colour for it, where stdout is a terminal that has any.
+    """
     if sys.stdout.isatty():
         text = text.translate(_CONTROL)
-    sys.stdout.write(text)
+    if style is None:
+        sys.stdout.write(text)
+    else:
+        Console().out(text, style=style, highlight=False, end="")
     sys.stdout.flush()
+
+
+def has_colours() -> bool:
+    """Whether a style changes how text looks on stdout."""
+    console = Console()
+    return console.color_system is not None and not console.no_color
 
 
 def write_json(record: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from lookahead_jax.cli.console import say
 from lookahead_jax.errors import LookaheadError
 
 if TYPE_CHECKING:
-    from lookahead_jax import LanguageModel, TextStream
+    from lookahead_jax import Chat, GenerationResult, LanguageModel, TextStream
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,12 @@ class Engine:
     """`lookahead_jax.stream`."""
     ordinary: Callable[..., Any]
     """`lookahead_jax.autoregressive.generate`."""
+    encode: Callable[..., tuple[int, ...]]
+    """`lookahead_jax.prompts.prepare`: a prompt's tokens, checked against the context."""
+    completions: Callable[..., Iterator[tuple[int, GenerationResult]]]
+    """`lookahead_jax.completions`."""
+    chat: Callable[..., Chat]
+    """`lookahead_jax.Chat`."""
 
 
 def jax_engine(cache_dir: Path | None) -> Engine:
@@ -46,15 +52,24 @@ def jax_engine(cache_dir: Path | None) -> Engine:
     """
     import jax
 
-    from lookahead_jax import autoregressive, generate, stream
+    from lookahead_jax import Chat, autoregressive, completions, generate, stream
     from lookahead_jax.models import load_model
     from lookahead_jax.models.demo import cache_directory
+    from lookahead_jax.prompts import prepare
 
     if cache_dir is not None or not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         directory = compile_cache(cache_dir, cache_directory() / "compiled")
         jax.config.update("jax_compilation_cache_dir", directory and str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    return Engine(load_model, generate, stream, autoregressive.generate)
+    return Engine(
+        load_model=load_model,
+        generate=generate,
+        stream=stream,
+        ordinary=autoregressive.generate,
+        encode=prepare,
+        completions=completions,
+        chat=Chat,
+    )
 
 
 def compile_cache(wanted: Path | None, default: Path) -> Path | None:

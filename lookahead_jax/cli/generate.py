@@ -1,19 +1,18 @@
-"""`lookahead-jax generate PROMPT`: one prompt, its answer, and what lookahead gained."""
+"""`lookahead-jax generate PROMPT`: one prompt, its answers, and what lookahead gained."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lookahead_jax.cli.console import finite, say, stderr_console, write_json, write_text
+from lookahead_jax.cli.console import say, working, write_json, write_text
 from lookahead_jax.cli.engine import Engine
+from lookahead_jax.cli.reports import baseline_line, closing_line, json_record
 from lookahead_jax.cli.settings import Settings
 from lookahead_jax.errors import LookaheadError
 
 if TYPE_CHECKING:
-    from lookahead_jax.results import GenerationResult, GenerationStats
+    from lookahead_jax.results import GenerationResult
     from lookahead_jax.typing import LanguageModel
 
 
@@ -36,37 +35,73 @@ def read_prompt(argument: str) -> str:
     return text
 
 
+def check_samples(settings: Settings, samples: int) -> None:
+    """Refuses a number of answers that makes no sense.
+
+    Raises:
+        LookaheadError: If it is below 1, or above 1 for greedy answers.
+    """
+    if samples < 1:
+        raise LookaheadError(f"--samples must be an integer >= 1, got {samples}")
+    if samples > 1 and not settings.is_sampling:
+        raise LookaheadError("--samples needs --temperature above 0: greedy answers are all alike")
+
+
 def generate_one(
     engine: Engine,
     settings: Settings,
     prompt: str,
     *,
     system: str | None,
+    samples: int,
+    batch_size: int,
     as_json: bool,
     baseline: bool,
     validate: bool,
 ) -> None:
-    """Answers one prompt: streamed text with a closing line on stderr, or one JSON object."""
-    lm = engine.load_model(settings.model, dtype=settings.dtype)
-    arguments = settings.generation_arguments(system)
+    """Answers one prompt: text with closing lines on stderr, or one JSON object.
+
+    Args:
+        engine: What to call.
+        settings: What decides the answers.
+        prompt: The prompt.
+        system: System prompt, if any.
+        samples: How many answers; a single one is streamed.
+        batch_size: Most answers decoded together.
+        as_json: Print JSON.
+        baseline: Decode the ordinary way too, and compare.
+        validate: Check every round's publication plan.
+    """
+    lm = settings.load(engine)
+    arguments = {**settings.prompt_arguments(system), **settings.decoding_arguments()}
+    if samples > 1:
+        arguments |= {"n": samples, "batch_size": min(samples, batch_size)}
     checked = {"config": settings.config, "validate": validate, **arguments}
     if as_json:
-        result = engine.generate(lm, prompt, **checked)
+        told = {"logprobs": True} if settings.logprobs else {}
+        results = _as_list(engine.generate(lm, prompt, **checked, **told))
+    elif samples > 1:
+        results = _show_samples(engine, lm, settings, prompt, checked)
     else:
-        result = _stream_to_terminal(engine, lm, prompt, checked)
-    if not as_json:
-        say(closing_line(result, settings))
-    ordinary = engine.ordinary(lm, prompt, **arguments) if baseline else None
+        results = [_stream_to_terminal(engine, lm, prompt, checked)]
+        say(closing_line(results[0], settings))
+    ordinary = _as_list(engine.ordinary(lm, prompt, **arguments)) if baseline else None
     if as_json:
-        write_json(json_record(result, settings, ordinary))
-    elif ordinary is not None:
-        say(baseline_line(result, ordinary))
+        write_json(json_record(results, settings, ordinary))
+        return
+    for number, (result, other) in enumerate(zip(results, ordinary or (), strict=False), start=1):
+        before = f"sample {number}: " if samples > 1 else ""
+        say(before + baseline_line(result, other, settings))
+
+
+def _as_list(results: Any) -> list[GenerationResult]:
+    return results if isinstance(results, list) else [results]
 
 
 def _stream_to_terminal(
     engine: Engine, lm: LanguageModel, prompt: str, arguments: dict[str, Any]
 ) -> GenerationResult:
-    with _working("compiling and reading the prompt"):
+    with working("compiling and reading the prompt"):
         chunks = engine.stream(lm, prompt, **arguments)
         iterator = iter(chunks)
         first = next(iterator, None)
@@ -80,98 +115,22 @@ def _stream_to_terminal(
     return chunks.result
 
 
-@contextlib.contextmanager
-def _working(what: str) -> Iterator[None]:
-    console = stderr_console()
-    if console.is_terminal:
-        with console.status(what):
-            yield
-    else:
-        yield
-
-
-def closing_line(result: GenerationResult, settings: Settings) -> str:
-    """What lookahead gained, in one line."""
-    stats = result.stats
-    compile_seconds = finite(stats.compile_seconds)
-    line = (
-        f"{_count(len(result.tokens), 'token')} in {_count(stats.rounds, 'model call')} "
-        f"({finite(stats.tokens_per_round):.2f} tokens per call), "
-        f"{finite(stats.tokens_per_second):.1f} tokens/s, compile {compile_seconds:.1f} s"
-    )
-    if result.finish_reason == "length":
-        line += f"; cut at --max-new-tokens {settings.max_new_tokens}"
-    return line
-
-
-def baseline_line(result: GenerationResult, ordinary: GenerationResult) -> str:
-    """Lookahead against ordinary decoding: the same tokens? in which part of the time?"""
-    ratio = time_ratio(result, ordinary)
-    if ratio is None:
-        speed = "too short to time"
-    elif ratio >= 1:
-        speed = f"lookahead is {ratio:.2f} times as fast"
-    else:
-        speed = f"lookahead is {1 / ratio:.2f} times slower here"
-    differs = first_difference(result.tokens, ordinary.tokens)
-    same = (
-        "the same tokens" if differs is None else f"the tokens differ from number {differs + 1} on"
-    )
-    return (
-        f"ordinary decoding: {_count(ordinary.stats.rounds, 'model call')}, "
-        f"{finite(ordinary.stats.decode_seconds):.2f} s against "
-        f"{finite(result.stats.decode_seconds):.2f} s, {same}; {speed}"
-    )
-
-
-def time_ratio(result: GenerationResult, ordinary: GenerationResult) -> float | None:
-    """Time of ordinary decoding over lookahead's: above 1 lookahead is faster. None: unmeasured."""
-    ours, theirs = finite(result.stats.decode_seconds), finite(ordinary.stats.decode_seconds)
-    return theirs / ours if ours > 0 and theirs > 0 else None
-
-
-def first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None:
-    """Index of the first token that differs, a missing one included; None if there is none."""
-    for index, (token, other) in enumerate(zip(tokens, others, strict=False)):
-        if token != other:
-            return index
-    return None if len(tokens) == len(others) else min(len(tokens), len(others))
-
-
-def json_record(
-    result: GenerationResult, settings: Settings, ordinary: GenerationResult | None
-) -> dict[str, Any]:
-    """The one JSON object of `--json`."""
-    record = {
-        "text": result.text,
-        "tokens": [int(token) for token in result.tokens],
-        "finish_reason": result.finish_reason,
-        "prompt_tokens": len(result.prompt_tokens),
-        **_stats_record(result.stats),
-        **settings.record(),
-    }
-    if ordinary is not None:
-        differs = first_difference(result.tokens, ordinary.tokens)
-        record["baseline"] = {
-            "identical": differs is None,
-            "first_difference": differs,
-            "time_ratio": time_ratio(result, ordinary),
-            **_stats_record(ordinary.stats),
-        }
-    return record
-
-
-def _stats_record(stats: GenerationStats) -> dict[str, Any]:
-    return {
-        "rounds": int(stats.rounds),
-        "tokens_per_round": finite(stats.tokens_per_round),
-        "accepted_histogram": [int(count) for count in stats.accepted_histogram],
-        "compile_seconds": finite(stats.compile_seconds),
-        "prefill_seconds": finite(stats.prefill_seconds),
-        "decode_seconds": finite(stats.decode_seconds),
-        "tokens_per_second": finite(stats.tokens_per_second),
-    }
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def _show_samples(
+    engine: Engine,
+    lm: LanguageModel,
+    settings: Settings,
+    prompt: str,
+    arguments: dict[str, Any],
+) -> list[GenerationResult]:
+    """Prints the answers in their order, each as soon as it and those before it are there."""
+    total = arguments["n"]
+    found: dict[int, GenerationResult] = {}
+    finished = engine.completions(lm, [prompt], **arguments)
+    for number in range(total):
+        while number not in found:
+            with working(f"writing {total} answers"):
+                index, result = next(finished)
+            found[index] = result
+        write_text(f"--- {number + 1} of {total} ---\n{found[number].text or ''}\n")
+        say(closing_line(found[number], settings))
+    return [found[number] for number in range(total)]

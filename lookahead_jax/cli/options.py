@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        "-m",
-        help="A named model (see `lookahead-jax models`), a directory with config.json "
-        "and safetensors, a .gguf file, or a Hugging Face id org/name.",
-    ),
-]
 WindowOption = Annotated[
     int,
     typer.Option("--window", "-W", help="W: future positions guessed side by side (at least 1)."),
@@ -44,15 +36,6 @@ PlainOption = Annotated[
         "--no-chat-template", help="Continue the prompt as plain text, without chat template."
     ),
 ]
-DtypeOption = Annotated[
-    Literal["float32", "bfloat16"],
-    typer.Option(
-        "--dtype",
-        metavar="NAME",
-        help="float32, or bfloat16 for half the memory. In float32 the tokens are exactly those of "
-        "ordinary decoding; in bfloat16 near-ties may fall differently.",
-    ),
-]
 ValidateOption = Annotated[
     bool,
     typer.Option(
@@ -61,14 +44,224 @@ ValidateOption = Annotated[
     ),
 ]
 BatchSizeOption = Annotated[
-    int, typer.Option("--batch-size", "-b", help="Prompts of a file decoded together.")
-]
-CacheDirOption = Annotated[
-    Path | None,
+    int,
     typer.Option(
-        "--cache-dir",
-        help="Where compiled programs are kept between runs. Else: 'compiled' in the user's cache "
-        "directory, or under LOOKAHEAD_JAX_CACHE.",
-        show_default=False,
+        "--batch-size",
+        "-b",
+        help="Texts decoded together; the next one takes a finished one's place.",
     ),
 ]
+LogprobsOption = Annotated[
+    bool,
+    typer.Option(
+        "--logprobs",
+        help="Add each token's log-probability to the JSON: processed, as it was chosen from, and "
+        "raw, as the model gave it.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and where its compiled programs are kept."""
+
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A named model (see `lookahead-jax models`), a directory with config.json "
+            "and safetensors, a .gguf file, or a Hugging Face id org/name.",
+        ),
+    ] = "smollm2-135m"
+    dtype: Annotated[
+        Literal["float32", "bfloat16"],
+        typer.Option(
+            "--dtype",
+            metavar="NAME",
+            help="float32, or bfloat16 for half the memory. In float32 the tokens are exactly "
+            "those of ordinary decoding; in bfloat16 near-ties may fall differently.",
+        ),
+    ] = "float32"
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--cache-dir",
+            help="Where compiled programs are kept between runs. Else: 'compiled' in the user's "
+            "cache directory, or under LOOKAHEAD_JAX_CACHE.",
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """The schedule of lookahead decoding, and the length of an answer."""
+
+    window: WindowOption = 7
+    ngram: NgramOption = 5
+    guesses: GuessesOption = 7
+    pool_slots: Annotated[
+        int | None,
+        typer.Option(
+            "--pool-slots",
+            metavar="K",
+            help="Keep the n-grams of K tokens at a time, hashed, instead of those of the whole "
+            "vocabulary: less memory, perhaps more calls, the same text.",
+            show_default=False,
+        ),
+    ] = None
+    max_new_tokens: MaxNewTokensOption = 128
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How a token is drawn."""
+
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature",
+            "-t",
+            help="Draw tokens instead of taking the likeliest. Below 1 likely ones come more "
+            "often, above 1 less; 0 is greedy.",
+            rich_help_panel="Sampling",
+        ),
+    ] = 0.0
+    top_k: Annotated[
+        int,
+        typer.Option(
+            "--top-k",
+            help="Draw from the K likeliest tokens only; 0 for all.",
+            rich_help_panel="Sampling",
+        ),
+    ] = 0
+    top_p: Annotated[
+        float,
+        typer.Option(
+            "--top-p",
+            help="Draw from the likeliest tokens that make up this share of the probability; "
+            "1 for all.",
+            rich_help_panel="Sampling",
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        typer.Option(
+            "--min-p",
+            help="Leave out tokens below this fraction of the likeliest one's probability; "
+            "0 for none.",
+            rich_help_panel="Sampling",
+        ),
+    ] = 0.0
+    seed: Annotated[
+        int,
+        typer.Option(
+            "--seed", help="The same seed gives the same text.", rich_help_panel="Sampling"
+        ),
+    ] = 0
+    method: Annotated[
+        Literal["coupled", "residual"],
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="coupled: the text is ordinary sampling's under the same seed, token for token. "
+            "residual: it is drawn from the same distribution, with other draws.",
+            rich_help_panel="Sampling",
+        ),
+    ] = "coupled"
+
+
+@dataclass(frozen=True)
+class LogitOptions:
+    """What changes the logits before a token is chosen, greedily or not."""
+
+    repetition_penalty: Annotated[
+        float,
+        typer.Option(
+            "--repetition-penalty",
+            help="Above 1, tokens of prompt and answer become less likely to come again.",
+            rich_help_panel="Logits",
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        typer.Option(
+            "--presence-penalty",
+            help="Taken off the logits of tokens that are in the answer.",
+            rich_help_panel="Logits",
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        typer.Option(
+            "--frequency-penalty",
+            help="Taken off a token's logit for each time it is in the answer.",
+            rich_help_panel="Logits",
+        ),
+    ] = 0.0
+    no_repeat_ngram: Annotated[
+        int,
+        typer.Option(
+            "--no-repeat-ngram",
+            metavar="LENGTH",
+            help="No LENGTH tokens in a row twice; 0 allows it.",
+            rich_help_panel="Logits",
+        ),
+    ] = 0
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--logit-bias",
+            metavar="TOKEN=BIAS",
+            help="Add BIAS to the logit of a token id (--json shows ids). Repeatable.",
+            rich_help_panel="Logits",
+            show_default=False,
+        ),
+    ] = None
+    ban: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--ban",
+            metavar="TOKEN",
+            help="Never write this token id. Repeatable.",
+            rich_help_panel="Logits",
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class StopOptions:
+    """Where an answer ends, and where it must not."""
+
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stop",
+            metavar="TEXT",
+            help="End the answer before TEXT; in it, \\n is a line break, \\t a tab. Repeatable.",
+            rich_help_panel="Stopping",
+            show_default=False,
+        ),
+    ] = None
+    min_new_tokens: Annotated[
+        int,
+        typer.Option(
+            "--min-new-tokens",
+            help="The model cannot end its answer before this many tokens.",
+            rich_help_panel="Stopping",
+        ),
+    ] = 0
+
+
+@dataclass(frozen=True)
+class TextOptions(StopOptions, LogitOptions, SamplingOptions, DecodingOptions, ModelOptions):
+    """All of these. The last class named comes first in the help."""
+
+
+@dataclass(frozen=True)
+class ChatOptions(TextOptions):
+    """The same, with longer answers."""
+
+    max_new_tokens: MaxNewTokensOption = 256

@@ -24,12 +24,13 @@ class Prompt:
     id: int | str
     text: str
     system: str | None
+    seed: int | None = None
 
 
 def read_prompts(path: Path, system: str | None = None) -> list[Prompt]:
     """Reads every prompt, so that a bad row is found before the first is answered.
 
-    Keys other than prompt, id and system are left alone; empty lines are skipped.
+    Keys other than prompt, id, system and seed are left alone; empty lines are skipped.
 
     Args:
         path: JSON lines.
@@ -74,7 +75,12 @@ def _parse_prompt(line: bytes, number: int, default_system: str | None) -> Promp
         raise LookaheadError(
             f'expected "id" to be a text or integer, got {json.dumps(row_id)[:40]}'
         )
-    return Prompt(row_id, text, default_system if system is None else system)
+    seed = row.get("seed")
+    if seed is not None and not (type(seed) is int and 0 <= seed < 2**32):
+        raise LookaheadError(
+            f'expected "seed" to be an integer >= 0 and below 2**32, got {json.dumps(seed)[:40]}'
+        )
+    return Prompt(row_id, text, default_system if system is None else system, seed)
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:
@@ -91,7 +97,12 @@ def _parse_object(line: bytes) -> dict[str, Any]:
 
 def fingerprint(settings: Settings, prompt: Prompt) -> str:
     """Tells answers of other settings (first half) or of another prompt (second half) apart."""
-    return _digest(settings.record()) + "-" + _digest([prompt.text, prompt.system])
+    run, row = settings.record(), [prompt.text, prompt.system]
+    if settings.logprobs:
+        run["logprobs"] = True
+    if settings.is_sampling and prompt.seed is not None:
+        row.append(prompt.seed)
+    return _digest(run) + "-" + _digest(row)
 
 
 def _digest(value: Any) -> str:
@@ -102,8 +113,8 @@ class AnswerFile:
     """The output of a batch run, which a later run of the same command continues.
 
     Opening it checks that what is there are answers to the first of these prompts under these
-    settings, and cuts off a line that an earlier run did not finish. Each group of answers is on
-    the disk when `append` returns.
+    settings, and cuts off a line that an earlier run did not finish. Answers are on the disk when
+    `append` returns.
 
     Attributes:
         finished: How many of the prompts are answered.

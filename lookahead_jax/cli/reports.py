@@ -1,0 +1,148 @@
+"""What is told about an answer: lines for people, records for programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lookahead_jax.cli.console import finite
+from lookahead_jax.cli.settings import Settings
+
+if TYPE_CHECKING:
+    from lookahead_jax.results import GenerationResult, GenerationStats
+
+
+def closing_line(result: GenerationResult, settings: Settings) -> str:
+    """What lookahead gained, in one line."""
+    stats = result.stats
+    return (
+        f"{calls_part(result)}, {finite(stats.tokens_per_second):.1f} tokens/s, "
+        f"compile {finite(stats.compile_seconds):.1f} s{cut_part(result, settings)}"
+    )
+
+
+def calls_part(result: GenerationResult) -> str:
+    """Tokens and model calls of an answer."""
+    stats = result.stats
+    return (
+        f"{count(len(result.tokens), 'token')} in {count(stats.rounds, 'model call')} "
+        f"({finite(stats.tokens_per_round):.2f} tokens per call)"
+    )
+
+
+def cut_part(result: GenerationResult, settings: Settings) -> str:
+    """A note where the answer is not whole."""
+    if result.finish_reason != "length":
+        return ""
+    return f"; cut at --max-new-tokens {settings.max_new_tokens}"
+
+
+def baseline_line(result: GenerationResult, ordinary: GenerationResult, settings: Settings) -> str:
+    """Lookahead against ordinary decoding: the same tokens? in which part of the time?"""
+    ratio = time_ratio(result, ordinary)
+    if ratio is None:
+        speed = "too short to time"
+    elif ratio >= 1:
+        speed = f"lookahead is {ratio:.2f} times as fast"
+    else:
+        speed = f"lookahead is {1 / ratio:.2f} times slower here"
+    differs = first_difference(result.tokens, ordinary.tokens)
+    if not settings.same_as_ordinary:
+        same = "other draws from the same distribution (--method residual)"
+    elif differs is None:
+        same = "the same tokens"
+    else:
+        same = f"the tokens differ from number {differs + 1} on"
+    return (
+        f"ordinary decoding: {count(ordinary.stats.rounds, 'model call')}, "
+        f"{finite(ordinary.stats.decode_seconds):.2f} s against "
+        f"{finite(result.stats.decode_seconds):.2f} s, {same}; {speed}"
+    )
+
+
+def time_ratio(result: GenerationResult, ordinary: GenerationResult) -> float | None:
+    """Time of ordinary decoding over lookahead's: above 1 lookahead is faster. None: unmeasured."""
+    ours, theirs = finite(result.stats.decode_seconds), finite(ordinary.stats.decode_seconds)
+    return theirs / ours if ours > 0 and theirs > 0 else None
+
+
+def first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None:
+    """Index of the first token that differs, a missing one included; None if there is none."""
+    for index, (token, other) in enumerate(zip(tokens, others, strict=False)):
+        if token != other:
+            return index
+    return None if len(tokens) == len(others) else min(len(tokens), len(others))
+
+
+def json_record(
+    results: Sequence[GenerationResult],
+    settings: Settings,
+    ordinary: Sequence[GenerationResult] | None,
+) -> dict[str, Any]:
+    """The one JSON object of `--json`: of one answer, or of several under "samples"."""
+    answers = []
+    for index, result in enumerate(results):
+        answer = {
+            **answer_record(result, settings),
+            "prompt_tokens": len(result.prompt_tokens),
+            **_stats_record(result.stats),
+        }
+        if ordinary is not None:
+            answer["baseline"] = _baseline_record(result, ordinary[index], settings)
+        answers.append(answer)
+    if len(answers) > 1:
+        return {"samples": answers, **settings.record()}
+    return {**answers[0], **settings.record()}
+
+
+def answer_record(result: GenerationResult, settings: Settings) -> dict[str, Any]:
+    """An answer as JSON; what only some options bring about is there with these options."""
+    record: dict[str, Any] = {
+        "text": result.text,
+        "tokens": [int(token) for token in result.tokens],
+        "finish_reason": result.finish_reason,
+    }
+    if settings.stop_strings:
+        record["stop_string"] = result.stop_string
+    if settings.logprobs and result.logprobs is not None:
+        record["logprobs"] = {
+            "processed": _numbers(result.logprobs.processed),
+            "raw": _numbers(result.logprobs.raw),
+        }
+    return record
+
+
+def _baseline_record(
+    result: GenerationResult, ordinary: GenerationResult, settings: Settings
+) -> dict[str, Any]:
+    differs = first_difference(result.tokens, ordinary.tokens)
+    comparable = settings.same_as_ordinary
+    return {
+        "identical": differs is None if comparable else None,
+        "first_difference": differs if comparable else None,
+        "time_ratio": time_ratio(result, ordinary),
+        **_stats_record(ordinary.stats),
+    }
+
+
+def _stats_record(stats: GenerationStats) -> dict[str, Any]:
+    return {
+        "rounds": int(stats.rounds),
+        "tokens_per_round": finite(stats.tokens_per_round),
+        "accepted_histogram": [int(times) for times in stats.accepted_histogram],
+        "compile_seconds": finite(stats.compile_seconds),
+        "prefill_seconds": finite(stats.prefill_seconds),
+        "decode_seconds": finite(stats.decode_seconds),
+        "tokens_per_second": finite(stats.tokens_per_second),
+        "pool_bytes": int(stats.pool_bytes),
+    }
+
+
+def _numbers(values: Sequence[float]) -> list[float | None]:
+    return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
