@@ -8,7 +8,7 @@ from typing import Unpack
 from lookahead_jax.batch import Batch, Request
 from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.errors import LookaheadError
-from lookahead_jax.generation import Lookahead, check_rounds_per_chunk
+from lookahead_jax.generation import check_rounds_per_chunk, lookahead
 from lookahead_jax.options import Options, Settings
 from lookahead_jax.prompts import check_lengths
 from lookahead_jax.results import GenerationResult
@@ -69,7 +69,7 @@ class Chat:
         self._lm = lm
         self._tokenizer = lm.tokenizer
         self._settings = settings
-        self._decoder = Lookahead(config or LookaheadConfig(), settings.policy)
+        self._decoder = lookahead(config, settings)
         self._rounds_per_chunk = rounds_per_chunk
         self._system = settings.system
         self._batch: Batch | None = None

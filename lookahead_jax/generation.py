@@ -139,7 +139,7 @@ def generate(
         RoundCheckError: With `validate`, if a round's checks fail.
     """
     settings = Settings.of(options)
-    decoder = Lookahead(config or LookaheadConfig(), settings.policy, validate)
+    decoder = lookahead(config, settings, validate)
     return run(lm, decoder, prompt, settings, n=n, validate=validate)
 
 
@@ -173,7 +173,9 @@ def completions(
         LookaheadError: At once, if a prompt or a setting is not usable.
     """
     settings = Settings.of(options)
-    decoder = Lookahead(config or LookaheadConfig(), settings.policy, validate)
+    decoder = lookahead(config, settings, validate)
+    if isinstance(prompts, str) or not all(_is_prompt(p) for p in _listed(prompts)):
+        raise LookaheadError(f"prompts must be a list of texts or of token lists, got {prompts!r}")
     requests = _requests(lm, prompts, settings, n)
     if not requests:
         return iter(())
@@ -206,7 +208,7 @@ def stream(
     """
     check_rounds_per_chunk(rounds_per_chunk)
     settings = Settings.of(options)
-    decoder = Lookahead(config or LookaheadConfig(), settings.policy, validate)
+    decoder = lookahead(config, settings, validate)
     (request,) = _requests(lm, [prompt], settings, 1)  # pyright: ignore[reportArgumentType]
     batch = _checked_batch(lm, decoder, settings, [request], validate)
     batch.start([request])
@@ -223,9 +225,8 @@ def run(
     validate: bool = False,
 ) -> Any:
     """Runs any decoder over one prompt or a list of prompts; see `generate`."""
-    single = isinstance(prompt, str) or not (
-        len(prompt) and isinstance(prompt[0], str | Sequence | np.ndarray)
-    )
+    listed = _listed(prompt)
+    single = isinstance(prompt, str) or not (len(listed) and _is_prompt(listed[0]))
     prompts = cast("Prompts", [prompt] if single else prompt)
     count = 1 if n is None else n
     requests = _requests(lm, prompts, settings, count)
@@ -236,10 +237,34 @@ def run(
     return shaped[0] if single else shaped
 
 
+def _listed(prompts: Any) -> Any:
+    """What should be a prompt or a list of prompts, if it can be either."""
+    if not isinstance(prompts, str | Sequence | np.ndarray):
+        raise LookaheadError(f"a prompt must be a text or a list of token ids, got {prompts!r}")
+    return prompts
+
+
+def _is_prompt(value: object) -> bool:
+    return isinstance(value, str | Sequence | np.ndarray)
+
+
 def check_rounds_per_chunk(rounds_per_chunk: object) -> None:
     """Refuses what is not a number of rounds."""
     if type(rounds_per_chunk) is not int or rounds_per_chunk < 1:
         raise LookaheadError(f"rounds_per_chunk must be an integer >= 1, got {rounds_per_chunk!r}")
+
+
+def lookahead(
+    config: LookaheadConfig | None, settings: Settings, validate: bool = False
+) -> Lookahead:
+    """The decoder of these settings.
+
+    Raises:
+        LookaheadError: If `config` is none.
+    """
+    if not isinstance(config, LookaheadConfig | None):
+        raise LookaheadError(f"config must be a LookaheadConfig, got {config!r}")
+    return Lookahead(config or LookaheadConfig(), settings.policy, validate)
 
 
 def _requests(lm: LanguageModel, prompts: Prompts, settings: Settings, n: int) -> list[Request]:

@@ -109,8 +109,15 @@ class Settings:
             raise LookaheadError(
                 f"stop_strings must be texts that are not empty, got {self.stop_strings!r}"
             )
-        for seed in self.seeds or ():
-            check_seed(seed)
+        if not isinstance(self.logprobs, bool):
+            raise LookaheadError(f"logprobs must be True or False, got {self.logprobs!r}")
+        if self.seeds is not None:
+            if isinstance(self.seeds, str) or not isinstance(self.seeds, Sequence):
+                raise LookaheadError(
+                    f"seeds must be a list, one seed for each prompt, got {self.seeds!r}"
+                )
+            for seed in self.seeds:
+                check_seed(seed)
 
 
 def _check_processor(processor: object) -> None:

@@ -65,8 +65,9 @@ def init_pool(
 def slot_of(pool: HashedPool, key: Array) -> Array:
     """int32 [...]: the bucket of key tokens."""
     mixed = key.astype(jnp.uint32) * np.uint32(2654435769)  # 2**32 / golden ratio
-    mixed = (mixed ^ (mixed >> np.uint32(15))) % np.uint32(pool.keys.shape[0])
-    return mixed.astype(jnp.int32)
+    mixed = (mixed ^ (mixed >> np.uint32(16))) * np.uint32(2246822519)
+    mixed = mixed ^ (mixed >> np.uint32(13))  # every bit of the key has reached the low ones
+    return (mixed % np.uint32(pool.keys.shape[0])).astype(jnp.int32)
 
 
 def lookup(pool: Pool, key: Array) -> tuple[Array, Array]:

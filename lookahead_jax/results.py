@@ -11,7 +11,8 @@ class GenerationStats:
     """What one sequence cost.
 
     Attributes:
-        rounds: Model calls after prefill in which the sequence took part.
+        rounds: Model calls after prefill in which the sequence took part. With stop strings that
+            includes those between the end of the text and the host's next look.
         tokens_per_round: Output tokens per model call; ordinary decoding has 1.
         accepted_histogram: Entry a counts the rounds in which a candidate tokens were accepted, so
             a + 1 tokens emitted.

@@ -49,8 +49,11 @@ class TextStream:
         self._chunks = self._run()
 
     def __iter__(self) -> Iterator[StreamChunk]:
-        """The chunks; the stream can be read once."""
-        return self._chunks
+        """The chunks; the stream can be read once, and leaving the loop cancels the rest."""
+        try:
+            yield from self._chunks
+        finally:
+            self.close()
 
     def __enter__(self) -> TextStream:
         return self

@@ -16,6 +16,26 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+OPTIMISED = {
+    "test_demo_exactness",
+    "test_demo_sampling",
+    "test_demo_model",
+    "test_round_cost",
+    "test_state",
+    "test_tpu_aot",
+}
+"""Files that run for long, or that read the compiled program."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation(request):
+    """Elsewhere programs run for milliseconds, and compile in half the time without optimising."""
+    quick = request.module.__name__.rpartition(".")[2] not in OPTIMISED
+    jax.config.update("jax_disable_most_optimizations", quick)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(scope="session")
 def tiny():
     """The tiny Llama of the traces: a real transformer whose text hardly repeats."""
