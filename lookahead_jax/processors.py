@@ -12,7 +12,8 @@ is ordinary decoding's under the same processors. Write your own as a frozen dat
             late = context.length - context.prompt_length > 100
             return jnp.where(late, logits.at[self.newline].set(-jnp.inf), logits)
 
-They apply in the order given. Where transformers has the same rule, the result is the same.
+They apply in the order given. Where transformers has the same rule, the result is the same. Some
+token must be left: where all are forbidden, token 0 is written.
 """
 
 from __future__ import annotations

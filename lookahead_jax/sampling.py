@@ -116,7 +116,8 @@ class Sample:
         if self.temperature == 0:
             return logits
         # Less the greatest, so that a tiny temperature cannot make two infinities.
-        scores = (logits - jnp.max(logits)) / np.float32(max(self.temperature, 1e-30))
+        greatest = jnp.maximum(jnp.max(logits), jnp.finfo(jnp.float32).min)
+        scores = (logits - greatest) / np.float32(max(self.temperature, 1e-30))
         if self.top_k:
             scores = keep_top_k(scores, self.top_k)
         if self.top_p < 1:

@@ -23,6 +23,7 @@ OPTIMISED = {
     "test_round_cost",
     "test_state",
     "test_tpu_aot",
+    "test_traces",
 }
 """Files that run for long, or that read the compiled program."""
 

@@ -20,6 +20,7 @@ from trace_replay import replay, settings_of
 
 from lookahead_jax import Greedy, decoding
 from lookahead_jax.layout import build_layout
+from lookahead_jax.sampling import Policy
 from lookahead_jax.sequences import Sequences
 
 
@@ -40,7 +41,7 @@ def observed_round(config, forward):
             proposal.logit_rows,
         )
         chosen = Greedy().select(logits)
-        verdict, _ = decoding._verify(proposal, chosen, layout)
+        verdict, _ = decoding._verify(state.sequences, proposal, logits, layout, Policy(Greedy()))
         after = decoding.round(state, params, forward=forward, config=config)
         return after, (proposal.guesses, valid, chosen, verdict)
 

@@ -199,7 +199,8 @@ def test_generate_raises_and_publishes_nothing_of_the_failed_round(failing, toy)
 
     # It is the state that the same number of sound rounds gives, in every leaf.
     sound = stream(toy, PROMPT, config=CONFIG, max_new_tokens=NEW_TOKENS, rounds_per_chunk=rounds)
-    next(iter(sound))
+    chunks = iter(sound)
+    next(chunks)
     jax.tree.map(np.testing.assert_array_equal, state, on_host(sound._batch.state))
 
 
