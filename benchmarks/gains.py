@@ -80,7 +80,7 @@ def _sampled(
     lm: LanguageModel, prompts: list[Any], sampling: Sample, seeds: int, max_new_tokens: int
 ) -> None:
     """Tokens per call by what the window guesses, and whether the texts are ordinary decoding's."""
-    tokens = [prompt["prompt_tokens"] for prompt in prompts]
+    tokens: list[list[int]] = [prompt["prompt_tokens"] for prompt in prompts]
     shared: Options = {"sampling": sampling, "max_new_tokens": max_new_tokens, "batch_size": 14}
     ordinary = autoregressive.generate(lm, tokens, n=seeds, **shared)
     table = Table("prompt", *(proposals.value for proposals in WindowProposals))
