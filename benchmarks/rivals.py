@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 from benchmarks.streaming import num_cores
-from lookahead_jax.models.llama import LlamaForward
+from lookahead_jax.models.config import DecoderConfig, llama_config
+from lookahead_jax.models.decoder import DecoderForward
 from lookahead_jax.models.names import HUGGING_FACE
 from lookahead_jax.typing import LanguageModel
 
@@ -20,11 +21,34 @@ def why_not(lm: LanguageModel) -> str | None:
     """Why transformers cannot run here with this model; None where it can."""
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed (extra: bench)"
-    if not isinstance(lm.forward, LlamaForward) or lm.forward.config.rope_scaling is not None:
+    if not isinstance(lm.forward, DecoderForward) or not _is_plain_llama(lm.forward.config):
         return "the comparison covers Llama models without rope scaling"
     if lm.cache_spec.dtype != "float32":
         return f"the comparison is in float32, the model is in {lm.cache_spec.dtype}"
     return None
+
+
+def _is_plain_llama(config: DecoderConfig) -> bool:
+    """Whether it is what `llama_config` makes, without rope scaling."""
+    rope = config.layers[0].rope
+    if rope is None or rope.scaling is not None:
+        return False
+    return config == llama_config(
+        config.vocab_size,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_hidden_layers,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        config.norm.epsilon,
+        rope.theta,
+        None,
+        config.max_position_embeddings,
+        config.tie_word_embeddings,
+        config.qkv_bias,
+        config.mlp_bias,
+    )
 
 
 class TransformersModel:
@@ -35,8 +59,10 @@ class TransformersModel:
         import transformers
 
         torch.set_num_threads(num_cores())
-        assert isinstance(lm.forward, LlamaForward)
+        assert isinstance(lm.forward, DecoderForward)
         config = lm.forward.config
+        rope = config.layers[0].rope
+        assert rope is not None
         theirs = transformers.LlamaConfig(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -45,12 +71,12 @@ class TransformersModel:
             num_attention_heads=config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
-            rms_norm_eps=config.rms_norm_eps,
+            rms_norm_eps=config.norm.epsilon,
             max_position_embeddings=config.max_position_embeddings,
             tie_word_embeddings=config.tie_word_embeddings,
-            attention_bias=config.attention_bias,
+            attention_bias=config.qkv_bias,
             mlp_bias=config.mlp_bias,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            rope_parameters={"rope_type": "default", "rope_theta": rope.theta},
         )
         self.model: Any = transformers.LlamaForCausalLM(theirs).eval()
         weights = {name: torch.from_dlpack(leaf) for name, leaf in _named(lm.params)}

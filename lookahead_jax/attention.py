@@ -17,6 +17,10 @@ def attend(
     block_values: Array,
     block_mask: Array,
     scale: float,
+    *,
+    positions: Array | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Array:
     """Grouped-query attention with two segments: a length-masked prefix and a masked block.
 
@@ -32,6 +36,11 @@ def attend(
         block_values: [B, K, T, D].
         block_mask: bool [B, T, T]; each row sees itself at least.
         scale: Factor on the scores, 1 / sqrt(D) as a rule.
+        positions: int32 [B, T], logical positions; needed with a window. The cached entry j stands
+            at position j.
+        window: Rows see this many positions, their own included: distance counts logical
+            positions, so it is right for rows of isolated branches too. None: all.
+        softcap: Scores are squeezed between -softcap and softcap; None: not at all.
 
     Returns:
         [B, K, H / K, T, D] in the dtype of `queries`; scores and softmax are float32.
@@ -42,13 +51,14 @@ def attend(
     rows = queries.reshape(batch_size, num_kv_heads, group * num_rows, head_dim)
 
     def scores(keys: Array) -> Array:
-        return scale * lax.dot_general(
+        plain = scale * lax.dot_general(
             rows,
             keys,
             (((3,), (3,)), ((0, 1), (0, 1))),
             precision=lax.Precision.HIGHEST,  # float32 means float32 on accelerators too
             preferred_element_type=jnp.float32,
         )
+        return plain if softcap is None else softcap * jnp.tanh(plain / softcap)
 
     def mix(weights: Array, values: Array) -> Array:
         return lax.dot_general(
@@ -61,6 +71,13 @@ def attend(
 
     lowest = jnp.finfo(jnp.float32).min
     live = (jnp.arange(capacity)[None, :] < length[:, None])[:, None, None]
+    if window is not None:
+        if positions is None:
+            raise ValueError("a window needs the positions of the rows")
+        oldest = positions - window + 1  # [B, T]
+        block_mask = block_mask & (positions[:, None, :] >= oldest[:, :, None])
+        seen = jnp.arange(capacity)[None, None, :] >= oldest[:, :, None]  # [B, T, C]
+        live = live & jnp.tile(seen, (1, group, 1))[:, None]
     allowed = jnp.broadcast_to(block_mask[:, None], (batch_size, group, num_rows, num_rows))
     allowed = allowed.reshape(batch_size, 1, group * num_rows, num_rows)
     prefix = jnp.where(live, scores(cached_keys), lowest)

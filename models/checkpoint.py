@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from lookahead_jax.errors import LookaheadError
-from lookahead_jax.models.config import LlamaConfig
+from lookahead_jax.models.config import DecoderConfig
 from lookahead_jax.typing import Tokenizer
 
 SUPPORTED = "llama (Llama 2, 3, 3.1, 3.2, 3.3, SmolLM2)"
-"""The architectures, as messages name them."""
+"""The architectures of GGUF files, as messages name them."""
+
+MOST_LAYERS = 1000
+"""More layers, or experts, than any model has: what a damaged file may claim takes no memory."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +24,12 @@ class Checkpoint:
 
     Attributes:
         config: Its hyperparameters.
-        params: Its parameter tree on the device, as `LlamaConfig` documents it.
+        params: Its parameter tree on the device, as `DecoderConfig` documents it.
         stop_tokens: Token ids that end an answer.
         tokenizer: None where the checkpoint has none.
     """
 
-    config: LlamaConfig
+    config: DecoderConfig
     params: dict[str, Any]
     stop_tokens: tuple[int, ...]
     tokenizer: Tokenizer | None
@@ -48,11 +51,13 @@ class Values:
         """Whether there is a value other than null."""
         return self.values.get(name) is not None
 
-    def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
+    def integer(self, name: str, default: int | None = None, *, most: int | None = None) -> int:
+        """A positive integer, of at most `most`."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.wrong(name, "a positive integer")
+        if most is not None and value > most:
+            raise self.wrong(name, f"at most {most}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -93,7 +98,7 @@ class Values:
         return default
 
 
-def check_heads(config: LlamaConfig, source: str) -> LlamaConfig:
+def check_heads(config: DecoderConfig, source: str) -> DecoderConfig:
     """Returns the configuration if its head counts can be what they say.
 
     Raises:

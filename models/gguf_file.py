@@ -9,8 +9,20 @@ from pathlib import Path
 import numpy as np
 
 from lookahead_jax.errors import LookaheadError
-from lookahead_jax.models.checkpoint import SUPPORTED, Checkpoint, Values, check_heads
-from lookahead_jax.models.config import FrequencyFactors, LinearScaling, LlamaConfig, RopeScaling
+from lookahead_jax.models.checkpoint import (
+    MOST_LAYERS,
+    SUPPORTED,
+    Checkpoint,
+    Values,
+    check_heads,
+)
+from lookahead_jax.models.config import (
+    DecoderConfig,
+    FrequencyFactors,
+    LinearScaling,
+    RopeScaling,
+    llama_config,
+)
 from lookahead_jax.models.gguf_header import GgufHeader, read_gguf_header
 from lookahead_jax.models.gguf_tokenizer import stop_tokens, tokenizer_from_metadata
 from lookahead_jax.models.names import GGUF, mark_interleaved_heads, place
@@ -48,7 +60,7 @@ def load_gguf(path: Path, dtype: str, progress: Progress | None = None) -> Check
     return Checkpoint(config, params, stop_tokens(metadata), tokenizer)
 
 
-def config_from_header(header: GgufHeader, source: str) -> LlamaConfig:
+def config_from_header(header: GgufHeader, source: str) -> DecoderConfig:
     """The hyperparameters that a header describes.
 
     Raises:
@@ -74,11 +86,11 @@ def config_from_header(header: GgufHeader, source: str) -> LlamaConfig:
     for name in ("llama.attention.value_length", "llama.rope.dimension_count"):
         if values.integer(name, head_dim) != head_dim:
             raise values.wrong(name, f"the head dimension ({head_dim})")
-    config = LlamaConfig(
+    config = llama_config(
         vocab_size=_embedding(header.tensors, source).shape[0],
         hidden_size=hidden_size,
         intermediate_size=values.integer("llama.feed_forward_length"),
-        num_hidden_layers=values.integer("llama.block_count"),
+        num_hidden_layers=values.integer("llama.block_count", most=MOST_LAYERS),
         num_attention_heads=heads,
         num_key_value_heads=values.integer("llama.attention.head_count_kv", heads),
         head_dim=head_dim,

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from lookahead_jax.errors import LookaheadError
-from lookahead_jax.models.checkpoint import SUPPORTED, Checkpoint, Values, check_heads
-from lookahead_jax.models.config import LinearScaling, Llama3Scaling, LlamaConfig, RopeScaling
-from lookahead_jax.models.names import HUGGING_FACE, place
+from lookahead_jax.models.checkpoint import Checkpoint, Values
+from lookahead_jax.models.config import DecoderConfig
+from lookahead_jax.models.families import FAMILIES
+from lookahead_jax.models.names import HUGGING_FACE, HUGGING_FACE_BY_FAMILY, place
 from lookahead_jax.models.tokenizer import tokenizer_from_directory
 from lookahead_jax.models.weights import FLOATS, Progress, StoredTensor, load_parameters
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+HARMLESS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+"""Ends of the names of buffers that old checkpoints hold beside the weights."""
+
 FILE_PATTERNS = (
     "config.json",
     "generation_config.json",
@@ -46,19 +49,26 @@ def load_directory(directory: Path, dtype: str, progress: Progress | None = None
         LookaheadError: The model is not supported, or a file is missing or damaged.
     """
     config = read_config(directory)
+    table = HUGGING_FACE_BY_FAMILY.get(model_type(directory), HUGGING_FACE)
     tensors = _stored_tensors(directory)
 
     def ignore(name: str) -> bool:
-        tied_head = config.tie_word_embeddings and name == HUGGING_FACE["head/weight"]
-        return tied_head or name.endswith(".rotary_emb.inv_freq")
+        tied_head = config.tie_word_embeddings and name == table["head/weight"]
+        return tied_head or name.endswith(HARMLESS)
 
-    leaves = place(tensors, config, HUGGING_FACE, source=str(directory), ignore=ignore)
+    leaves = place(tensors, config, table, source=str(directory), ignore=ignore)
     tokenizer = tokenizer_from_directory(directory)
     params = load_parameters(leaves, dtype, progress)
     return Checkpoint(config, params, _stop_tokens(directory), tokenizer)
 
 
-def read_config(directory: Path) -> LlamaConfig:
+def model_type(directory: Path) -> str:
+    """The family that config.json names."""
+    path = directory / "config.json"
+    return Values(_read_json(path), str(path)).text("model_type")
+
+
+def read_config(directory: Path) -> DecoderConfig:
     """Reads config.json, in the spelling of transformers 5 or of earlier versions.
 
     Raises:
@@ -66,77 +76,17 @@ def read_config(directory: Path) -> LlamaConfig:
     """
     path = directory / "config.json"
     values = Values(_read_json(path), str(path))
-    model_type = values.text("model_type")
-    if model_type != "llama":
+    family = values.text("model_type")
+    if family not in FAMILIES:
         raise LookaheadError(
-            f"{path}: model type {model_type!r} is not supported; supported: {SUPPORTED}"
+            f"{path}: model type {family!r} is not supported; supported: {', '.join(FAMILIES)}"
         )
     if values.has("quantization_config"):
         raise LookaheadError(
             f"{path}: quantised safetensors are not supported; use the unquantised checkpoint, "
             f"or a GGUF file"
         )
-    activation = values.text("hidden_act", "silu")
-    if activation != "silu":
-        raise LookaheadError(f"{path}: hidden_act must be 'silu', got {activation!r}")
-    hidden_size = values.integer("hidden_size")
-    heads = values.integer("num_attention_heads")
-    if not values.has("head_dim") and hidden_size % heads:
-        raise values.wrong("hidden_size", f"a multiple of num_attention_heads ({heads})")
-    rope_theta, rope_scaling = _rope(values)
-    config = LlamaConfig(
-        vocab_size=values.integer("vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=values.integer("intermediate_size"),
-        num_hidden_layers=values.integer("num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=values.integer("num_key_value_heads", heads),
-        head_dim=values.integer("head_dim", hidden_size // heads),
-        rms_norm_eps=values.number("rms_norm_eps", 1e-6),
-        rope_theta=rope_theta,
-        rope_scaling=rope_scaling,
-        max_position_embeddings=values.integer("max_position_embeddings", 2048),
-        tie_word_embeddings=values.flag("tie_word_embeddings", False),
-        attention_bias=values.flag("attention_bias", False),
-        mlp_bias=values.flag("mlp_bias", False),
-    )
-    return check_heads(config, str(path))
-
-
-def _rope(values: Values) -> tuple[float, RopeScaling | None]:
-    """Base and scaling of the rotary embedding.
-
-    transformers 5 writes one `rope_parameters`; before, `rope_theta` and `rope_scaling` stood at
-    the top level, and the kind was called `type` before it was `rope_type`.
-    """
-    name = "rope_parameters" if values.has("rope_parameters") else "rope_scaling"
-    raw = values.values.get(name) or {}
-    if not isinstance(raw, Mapping) or any(isinstance(entry, Mapping) for entry in raw.values()):
-        raise values.wrong(name, "an object of numbers, the same for all layers")
-    rope = Values(raw, f"{values.source}: {name}")
-    theta = values.number("rope_theta", 10000.0)
-    theta = rope.number("rope_theta", theta)
-    for holder in (values, rope):
-        if holder.number("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.wrong("partial_rotary_factor", "1 for Llama")
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    if kind == "default":
-        return theta, None
-    if kind == "linear":
-        return theta, LinearScaling(rope.number("factor"))
-    if kind == "llama3":
-        scaling = Llama3Scaling(
-            factor=rope.number("factor"),
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
-            original_max_position_embeddings=rope.integer("original_max_position_embeddings"),
-        )
-        if scaling.high_freq_factor <= scaling.low_freq_factor:
-            raise rope.wrong("high_freq_factor", "greater than low_freq_factor")
-        return theta, scaling
-    raise LookaheadError(
-        f"{rope.source}: rope type {kind!r} is not supported; supported: default, linear, llama3"
-    )
+    return FAMILIES[family].read(values)
 
 
 def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:

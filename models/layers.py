@@ -11,8 +11,10 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from lookahead_jax.models.config import Activation, Experts, Norm
 from lookahead_jax.typing import Array
 
 
@@ -34,32 +36,106 @@ class Linear(nn.Module):
         return y
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm over the features, in float32."""
+class Normalise(nn.Module):
+    """A norm over the features, in float32."""
 
-    epsilon: float
+    norm: Norm
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        """Normalises x [features, M]."""
+        """Normalises the features of x [features, M] or [features, ...]."""
+        shape = (x.shape[0], *(1,) * (x.ndim - 1))
         scale = self.param("scale", nn.initializers.ones_init(), x.shape[:1], x.dtype)
         wide = x.astype(jnp.float32)
-        inverse = lax.rsqrt(jnp.mean(jnp.square(wide), axis=0, keepdims=True) + self.epsilon)
-        return (wide * inverse).astype(x.dtype) * scale[:, None]
+        if self.norm.centered:
+            wide = wide - jnp.mean(wide, axis=0, keepdims=True)
+        mean_square = jnp.mean(jnp.square(wide), axis=0, keepdims=True)
+        wide = wide * lax.rsqrt(mean_square + self.norm.epsilon)
+        if self.norm.offset:
+            # Gemma multiplies before it rounds to the dtype of the activations.
+            offset = scale.astype(jnp.float32) + np.float32(self.norm.offset)
+            return (wide * offset.reshape(shape)).astype(x.dtype)
+        y = wide.astype(x.dtype) * scale.reshape(shape)
+        if self.norm.centered:
+            bias = self.param("bias", nn.initializers.zeros_init(), x.shape[:1], x.dtype)
+            y = y + bias.reshape(shape)
+        return y
 
 
-class GatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x))."""
+class MLP(nn.Module):
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) where there is no gate."""
 
     hidden_features: int
+    activation: Activation
+    gated: bool = True
     use_bias: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Maps [features, M] to itself."""
-        gate = Linear(self.hidden_features, self.use_bias, name="gate")(x)
         up = Linear(self.hidden_features, self.use_bias, name="up")(x)
-        return Linear(x.shape[0], self.use_bias, name="down")(jax.nn.silu(gate) * up)
+        if self.gated:
+            gate = Linear(self.hidden_features, self.use_bias, name="gate")(x)
+            inner = activate(self.activation, gate) * up
+        else:
+            inner = activate(self.activation, up)
+        return Linear(x.shape[0], self.use_bias, name="down")(inner)
+
+
+class MixtureOfExperts(nn.Module):
+    """Each row goes to its likeliest experts, which are gated MLPs; their outputs are weighted.
+
+    Every expert computes every row, and what is not chosen is weighted with 0: the shapes are
+    static, and a round's rows together choose most of the experts anyway.
+    """
+
+    experts: Experts
+    activation: Activation
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        """Maps [features, M] to itself."""
+        e, features = self.experts, x.shape[0]
+        logits = Linear(e.count, name="router")(x).astype(jnp.float32)
+        probabilities = jax.nn.softmax(logits, axis=0)
+        chosen, which = lax.top_k(probabilities.T, e.top_k)  # [M, k]
+        if e.normalise:
+            chosen = chosen / jnp.sum(chosen, axis=-1, keepdims=True)
+        is_expert = which[:, :, None] == jnp.arange(e.count)[None, None]
+        weights = jnp.sum(jnp.where(is_expert, chosen[:, :, None], 0.0), axis=1)  # [M, E]
+
+        def stacked(name: str, shape: tuple[int, ...]) -> Array:
+            return self.param(name, nn.initializers.normal(0.02), (e.count, *shape), x.dtype)
+
+        gates = stacked("gate", (e.hidden_features, features))
+        ups = stacked("up", (e.hidden_features, features))
+        downs = stacked("down", (features, e.hidden_features))
+
+        def add(total: Array, expert: tuple[Array, ...]) -> tuple[Array, None]:
+            gate, up, down, weight = expert
+            inner = activate(self.activation, product(gate, x).astype(x.dtype))
+            inner = inner * product(up, x).astype(x.dtype)
+            return total + weight[None, :] * product(down, inner), None
+
+        total = jnp.zeros(x.shape, jnp.float32)
+        total, _ = lax.scan(add, total, (gates, ups, downs, weights.T))
+        return total.astype(x.dtype)
+
+
+def activate(activation: Activation, x: Array) -> Array:
+    """The nonlinearity of an MLP."""
+    match activation:
+        case Activation.SILU:
+            return jax.nn.silu(x)
+        case Activation.GELU_TANH:
+            return jax.nn.gelu(x, approximate=True)
+        case Activation.GELU:
+            return jax.nn.gelu(x, approximate=False)
+
+
+def softcap(x: Array, cap: float | None) -> Array:
+    """Squeezed smoothly between -cap and cap; as it is where there is none."""
+    return x if cap is None else jnp.tanh(x / np.float32(cap)) * np.float32(cap)
 
 
 def product(weight: Array, x: Array) -> Array:

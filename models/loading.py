@@ -16,10 +16,10 @@ from rich.progress import Progress as ProgressBar
 
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models.checkpoint import Checkpoint
+from lookahead_jax.models.decoder import DecoderForward, cache_spec
 from lookahead_jax.models.demo import NAMED_MODELS, fetch
 from lookahead_jax.models.gguf_file import load_gguf
 from lookahead_jax.models.huggingface import FILE_PATTERNS, load_directory, read_config
-from lookahead_jax.models.llama import LlamaForward, cache_spec
 from lookahead_jax.models.weights import DTYPES, Progress
 from lookahead_jax.typing import LanguageModel
 
@@ -103,7 +103,7 @@ def _language_model(name: str, checkpoint: Checkpoint, dtype: str) -> LanguageMo
     config = checkpoint.config
     return LanguageModel(
         name=name,
-        forward=LlamaForward(config),
+        forward=DecoderForward(config),
         params=checkpoint.params,
         cache_spec=cache_spec(config, dtype),
         vocab_size=config.vocab_size,

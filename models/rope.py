@@ -1,4 +1,4 @@
-"""Rotary position embedding in Hugging Face's order: pairs are (i, i + D / 2)."""
+"""Rotary position embedding in Hugging Face's order: pairs are (i, i + dims / 2)."""
 
 from __future__ import annotations
 
@@ -9,41 +9,79 @@ import numpy as np
 from jax import lax
 
 from lookahead_jax.models.config import (
+    DynamicScaling,
     FrequencyFactors,
     LinearScaling,
     Llama3Scaling,
-    LlamaConfig,
+    LongRopeScaling,
+    Rope,
+    YarnScaling,
 )
 from lookahead_jax.typing import Array
 
 
-def inverse_frequencies(config: LlamaConfig) -> np.ndarray:
-    """Radians per position, float32 [D / 2], scaled as the checkpoint says."""
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / config.head_dim
-    frequencies = 1.0 / np.power(np.float32(config.rope_theta), exponents)
-    match config.rope_scaling:
+def frequencies(rope: Rope, positions: Array) -> Array:
+    """Radians per position, float32 [B or 1, T or 1, dims / 2], scaled as the checkpoint says.
+
+    Only dynamic scaling looks at the positions, int32 [B, T].
+    """
+    exponents = np.arange(0, rope.dims, 2, dtype=np.float32) / rope.dims
+    plain = 1.0 / np.power(np.float32(rope.theta), exponents)
+    match rope.scaling:
         case LinearScaling(factor):
-            return frequencies / np.float32(factor)
-        case FrequencyFactors(factors):
-            return frequencies / np.asarray(factors, np.float32)
+            scaled = plain / np.float32(factor)
+        case FrequencyFactors(factors) | LongRopeScaling(factors):
+            scaled = plain / np.asarray(factors, np.float32)
         case Llama3Scaling() as scaling:
-            return _llama3(frequencies, scaling)
+            scaled = _llama3(plain, scaling)
+        case YarnScaling() as scaling:
+            scaled = _yarn(plain, rope, scaling)
+        case DynamicScaling() as scaling:
+            return _dynamic(rope, scaling, exponents, positions)
         case None:
-            return frequencies
+            scaled = plain
+    return jnp.asarray(scaled)[None, None]
 
 
-def _llama3(frequencies: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
-    wavelengths = 2 * math.pi / frequencies
+def _llama3(plain: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
+    wavelengths = 2 * math.pi / plain
     turns = scaling.original_max_position_embeddings / wavelengths
     ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = np.clip(ramp, 0.0, 1.0)
-    return ((1 - kept) * frequencies / scaling.factor + kept * frequencies).astype(np.float32)
+    return ((1 - kept) * plain / scaling.factor + kept * plain).astype(np.float32)
 
 
-def rotation(config: LlamaConfig, positions: Array) -> tuple[Array, Array]:
-    """Cosines and sines, float32 [B, T, D / 2], of positions int32 [B, T]."""
-    angles = positions[:, :, None].astype(jnp.float32) * inverse_frequencies(config)[None, None]
+def _yarn(plain: np.ndarray, rope: Rope, scaling: YarnScaling) -> np.ndarray:
+    """YaRN (Peng et al. 2023, 3.2): interpolates what turns seldom, keeps what turns often."""
+
+    def index_of(turns: float) -> float:
+        """The frequency, as an index, that turns so often within the original length."""
+        ratio = scaling.original_max_position_embeddings / (turns * 2 * math.pi)
+        return rope.dims * math.log(ratio) / (2 * math.log(rope.theta))
+
+    low, high = index_of(scaling.beta_fast), index_of(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.dims - 1)
+    width = high - low if high != low else 0.001
+    ramp = np.clip((np.arange(len(plain), dtype=np.float32) - low) / width, 0.0, 1.0)
+    return (plain / scaling.factor * ramp + plain * (1 - ramp)).astype(np.float32)
+
+
+def _dynamic(rope: Rope, scaling: DynamicScaling, exponents: np.ndarray, positions: Array) -> Array:
+    original = scaling.original_max_position_embeddings
+    length = jnp.maximum(positions + 1, original).astype(jnp.float32)[:, :, None]
+    stretch = scaling.factor * length / original - (scaling.factor - 1)
+    theta = rope.theta * stretch ** (rope.dims / (rope.dims - 2))
+    return 1.0 / theta ** exponents[None, None]
+
+
+def rotation(rope: Rope, positions: Array) -> tuple[Array, Array]:
+    """Cosines and sines, float32 [B, T, dims / 2], of positions int32 [B, T]."""
+    angles = positions[:, :, None].astype(jnp.float32) * frequencies(rope, positions)
     turn = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
+    if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
+        turn = turn * np.float32(rope.scaling.attention_factor)
     turn = lax.platform_dependent(turn, cpu=_materialise, default=lambda x: x)
     cosines, sines = jnp.split(turn, 2, axis=-1)
     return cosines, sines
@@ -59,11 +97,16 @@ def _materialise(x: Array) -> Array:
 
 
 def rotate(x: Array, cosines: Array, sines: Array) -> Array:
-    """Rotates x [B, ..., T, D] by the angles of its positions, [B, T, D / 2], in float32."""
+    """Rotates x [B, ..., T, D] by the angles of its positions, [B, T, dims / 2], in float32.
+
+    Features from `dims` on stay as they are.
+    """
     shape = (cosines.shape[0],) + (1,) * (x.ndim - 3) + cosines.shape[1:]
     cosines, sines = cosines.reshape(shape), sines.reshape(shape)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate(
-        [first * cosines - second * sines, second * cosines + first * sines], axis=-1
-    )
-    return turned.astype(x.dtype)
+    half = cosines.shape[-1]
+    wide = x.astype(jnp.float32)
+    first, second, rest = jnp.split(wide, [half, 2 * half], axis=-1)
+    turned = [first * cosines - second * sines, second * cosines + first * sines]
+    if rest.shape[-1]:
+        turned.append(rest)
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from io import BufferedReader
 from typing import Any
 
@@ -78,6 +78,8 @@ class StoredTensor:
         encoding: How its numbers are laid out.
         interleaved_heads: 0, or the number of heads whose rows are stored in the order
             0, d/2, 1, d/2 + 1, ... and are wanted in the order 0, 1, 2, ...
+        columns: None, or the first and the number of the columns that are wanted, as rows: the
+            matrix is stored turned around.
     """
 
     name: str
@@ -86,6 +88,12 @@ class StoredTensor:
     shape: tuple[int, ...]
     encoding: Encoding
     interleaved_heads: int = 0
+    columns: tuple[int, int] | None = None
+
+    def rows(self, first: int, count: int) -> StoredTensor:
+        """Some rows of it, as a tensor of its own."""
+        offset = self.offset + self.encoding.size((first, *self.shape[1:]))
+        return replace(self, offset=offset, shape=(count, *self.shape[1:]))
 
     @property
     def size(self) -> int:
@@ -94,7 +102,7 @@ class StoredTensor:
 
 
 def load_parameters(
-    leaves: Iterable[tuple[tuple[str, ...], StoredTensor]],
+    leaves: Iterable[tuple[tuple[str, ...], StoredTensor | tuple[StoredTensor, ...]]],
     dtype: str,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -104,7 +112,8 @@ def load_parameters(
     the tree; on a CPU the device takes over the very memory that was read into.
 
     Args:
-        leaves: Path in the tree and stored tensor, in the order of reading.
+        leaves: Path in the tree and stored tensor, or tensors to be stacked, in the order of
+            reading.
         dtype: "float32" or "bfloat16".
         progress: Told after every tensor how far it is.
 
@@ -112,14 +121,20 @@ def load_parameters(
         LookaheadError: A file cannot be read or ends early.
     """
     leaves = list(leaves)
-    total, done = sum(tensor.size for _, tensor in leaves), 0
+    pieces = [(path, x if isinstance(x, tuple) else (x,)) for path, x in leaves]
+    stacked = {path for path, x in leaves if isinstance(x, tuple)}
+    total, done = sum(x.size for _, tensors in pieces for x in tensors), 0
     tree: dict[str, Any] = {}
-    for (*parents, last), tensor in leaves:
+    for path, tensors in pieces:
         node = tree
-        for key in parents:
+        for key in path[:-1]:
             node = node.setdefault(key, {})
-        node[last] = jax.device_put(read_tensor(tensor, DTYPES[dtype]))
-        done += tensor.size
+        if path in stacked:
+            values = _read_stack(tensors, DTYPES[dtype])
+        else:
+            values = read_tensor(tensors[0], DTYPES[dtype])
+        node[path[-1]] = jax.device_put(values)
+        done += sum(tensor.size for tensor in tensors)
         if progress is not None:
             progress(done, total)
     return tree
@@ -134,6 +149,12 @@ def read_tensor(tensor: StoredTensor, dtype: np.dtype[Any]) -> np.ndarray:
     Raises:
         LookaheadError: The file cannot be read or ends early.
     """
+    if tensor.columns is not None:
+        first, count = tensor.columns
+        whole = read_tensor(replace(tensor, columns=None), dtype).reshape(tensor.shape[0], -1)
+        out = _aligned_empty((count, len(whole)), dtype)
+        out[...] = whole[:, first : first + count].T
+        return out
     out = _aligned_empty(tensor.shape, dtype)
     try:
         with tensor.file.open("rb") as file:
@@ -144,6 +165,14 @@ def read_tensor(tensor: StoredTensor, dtype: np.dtype[Any]) -> np.ndarray:
                 _convert(out, file, tensor)
     except OSError as error:
         raise LookaheadError(f"cannot read {tensor.file}: {error.strerror}") from error
+    return out
+
+
+def _read_stack(tensors: Sequence[StoredTensor], dtype: np.dtype[Any]) -> np.ndarray:
+    """Tensors of one shape, stacked; one of them is on the host beside the stack."""
+    out = _aligned_empty((len(tensors), *tensors[0].shape), dtype)
+    for target, tensor in zip(out, tensors, strict=True):
+        target[...] = read_tensor(tensor, dtype)
     return out
 
 

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models import load_model
-from lookahead_jax.models.config import LinearScaling, Llama3Scaling, LlamaConfig
+from lookahead_jax.models.config import LinearScaling, Llama3Scaling, Rope, llama_config
 from lookahead_jax.models.huggingface import (
     load_directory,
     read_config,
@@ -180,7 +180,7 @@ def test_both_spellings_of_rotary_parameters(tmp_path, rope, theta, scaling):
     config = {key: value for key, value in files.CONFIG.items() if key != "rope_theta"} | rope
     (tmp_path / "config.json").write_text(json.dumps(config))
     read = read_config(tmp_path)
-    assert (read.rope_theta, read.rope_scaling) == (theta, scaling)
+    assert read.layers[0].rope == Rope(theta, 8, scaling)
 
 
 def test_a_configuration_that_transformers_wrote(tmp_path):
@@ -190,8 +190,9 @@ def test_a_configuration_that_transformers_wrote(tmp_path):
     )
     written.save_pretrained(tmp_path)
     read = read_config(tmp_path)
-    assert (read.rope_theta, read.rope_scaling) == (2e4, LinearScaling(2.0))
-    for name in ("num_hidden_layers", "intermediate_size", "rms_norm_eps", "head_dim"):
+    assert read.layers[0].rope == Rope(2e4, 8, LinearScaling(2.0))
+    assert read.norm.epsilon == written.rms_norm_eps
+    for name in ("num_hidden_layers", "intermediate_size", "head_dim"):
         assert getattr(read, name) == getattr(written, name)
 
 
@@ -199,7 +200,7 @@ def test_defaults_are_those_of_hugging_face(tmp_path):
     required = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
     config = {key: files.CONFIG[key] for key in (*required, "model_type", "num_attention_heads")}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_config(tmp_path) == LlamaConfig(
+    assert read_config(tmp_path) == llama_config(
         vocab_size=64,
         hidden_size=32,
         intermediate_size=64,
@@ -215,12 +216,15 @@ def test_defaults_are_those_of_hugging_face(tmp_path):
     ("changes", "expected"),
     [
         (
-            {"model_type": "mistral"},
-            "model type 'mistral' is not supported; supported: "
-            "llama (Llama 2, 3, 3.1, 3.2, 3.3, SmolLM2)",
+            {"model_type": "mamba"},
+            "model type 'mamba' is not supported; supported: llama, mistral, qwen2, qwen3, gemma2, "
+            "gemma3_text, phi3, olmo2, smollm3, gpt2, mixtral, qwen3_moe",
         ),
         ({"model_type": None}, "model_type is missing"),
-        ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
+        (
+            {"hidden_act": "relu"},
+            "hidden_act must be one of silu, swish, gelu, gelu_new, gelu_pytorch_tanh, got 'relu'",
+        ),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "32"}, "hidden_size must be a positive integer, got '32'"),
         ({"num_hidden_layers": True}, "num_hidden_layers must be a positive integer, got True"),
@@ -237,8 +241,9 @@ def test_defaults_are_those_of_hugging_face(tmp_path):
             "hidden_size must be a multiple of num_attention_heads (5), got 32",
         ),
         (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            "rope_scaling: rope type 'yarn' is not supported; supported: default, linear, llama3",
+            {"rope_scaling": {"rope_type": "xpos", "factor": 4.0}},
+            "rope_scaling: rope type 'xpos' is not supported; supported: default, linear, dynamic, "
+            "llama3, yarn, longrope",
         ),
         (
             {"rope_scaling": {"rope_type": "linear"}},
@@ -249,7 +254,7 @@ def test_defaults_are_those_of_hugging_face(tmp_path):
             "rope_parameters must be an object of numbers, the same for all layers, got "
             "{'full_attention': {'rope_type': 'default'}}",
         ),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1 for Llama, got 0.5"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1 for llama, got 0.5"),
         (
             {"quantization_config": {"quant_method": "gptq"}},
             "quantised safetensors are not supported; use the unquantised checkpoint, "
@@ -273,7 +278,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
 
     biases = {"model.layers.0.self_attn.q_proj.bias": np.ones(32, np.float32)}
     line = load_error(files.write_directory(tmp_path / "b", tensors=tensors | biases))
-    assert line.endswith("tensor model.layers.0.self_attn.q_proj.bias is not part of a Llama model")
+    assert line.endswith("tensor model.layers.0.self_attn.q_proj.bias is not part of this model")
 
     line = load_error(
         files.write_directory(tmp_path / "c", tensors=tensors | {name: tensors[name].T.copy()})
@@ -288,7 +293,9 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
 def test_absurd_sizes_in_the_configuration_take_no_memory(tmp_path):
     files.write_directory(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(files.CONFIG | {"num_hidden_layers": 2**60}))
-    assert load_error(tmp_path).endswith(f"expected {2**60} layers, but there are only 21 tensors")
+    assert load_error(tmp_path).endswith(f"num_hidden_layers must be at most 1000, got {2**60}")
+    (tmp_path / "config.json").write_text(json.dumps(files.CONFIG | {"num_hidden_layers": 30}))
+    assert load_error(tmp_path).endswith("expected 30 layers, but there are only 21 tensors")
     (tmp_path / "config.json").write_text(json.dumps(files.CONFIG | {"vocab_size": 2**60}))
     assert load_error(tmp_path).endswith(f"has shape [64, 32], expected [{2**60}, 32]")
 

@@ -15,7 +15,7 @@ import pytest
 
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models import demo, load_model
-from lookahead_jax.models.config import LlamaConfig
+from lookahead_jax.models.config import llama_config
 from lookahead_jax.models.gguf_file import load_gguf
 
 CONTENT = bytes(range(256)) * 9000
@@ -187,7 +187,7 @@ def test_the_demo_model(demo_model, demo_file):
     assert demo_model.vocab_size == 49152
     assert demo_model.max_length == 8192
     assert demo_model.stop_tokens == (2,)
-    assert demo_model.forward.config == LlamaConfig(
+    assert demo_model.forward.config == llama_config(
         vocab_size=49152,
         hidden_size=576,
         intermediate_size=1536,

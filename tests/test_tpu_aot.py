@@ -24,8 +24,8 @@ from hlo import Hlo, Instruction
 
 from lookahead_jax import Greedy, LookaheadConfig, Sample
 from lookahead_jax.generation import Lookahead
-from lookahead_jax.models.config import LlamaConfig
-from lookahead_jax.models.llama import LlamaForward, abstract_params, cache_spec
+from lookahead_jax.models.config import DecoderConfig, llama_config
+from lookahead_jax.models.decoder import DecoderForward, abstract_params, cache_spec
 from lookahead_jax.programs import Program, Requests
 from lookahead_jax.sampling import Policy, Sampling
 
@@ -33,15 +33,15 @@ pytest.importorskip("libtpu", reason="needs the extra tpu-aot: libtpu compiles f
 
 CAPACITY = 2048
 CONFIG = LookaheadConfig(window_size=7, ngram_size=5, guess_set_size=7)
-DEMO = LlamaConfig(49152, 576, 1536, 30, 9, 3, 64, 1e-5, 1e5, tie_word_embeddings=True)
-LLAMA_1B = LlamaConfig(128256, 2048, 8192, 16, 32, 8, 64, 1e-5, 5e5, tie_word_embeddings=True)
+DEMO = llama_config(49152, 576, 1536, 30, 9, 3, 64, 1e-5, 1e5, tie_word_embeddings=True)
+LLAMA_1B = llama_config(128256, 2048, 8192, 16, 32, 8, 64, 1e-5, 5e5, tie_word_embeddings=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class AllRows:
     """A planted fault: the head computes every packed row, of which the wanted ones are taken."""
 
-    inner: LlamaForward
+    inner: DecoderForward
 
     def __call__(self, params, tokens, positions, block_mask, cache, logit_rows):
         every = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -57,7 +57,7 @@ class Compiled:
     hlo: Hlo
     memory: object
     state: object
-    model: LlamaConfig
+    model: DecoderConfig
     dtype: str
 
     @property
@@ -90,7 +90,7 @@ def compile_loop(
 
     program = Program(
         Lookahead(CONFIG, Policy(sampling)),
-        forward or LlamaForward(model),
+        forward or DecoderForward(model),
         cache_spec(model, dtype),
         model.vocab_size,
         CAPACITY,
@@ -235,7 +235,7 @@ def test_it_fits_the_chip(program):
     assert used < 16e9  # a v5e has 16 GB
 
 
-SMALL = dataclasses.replace(LLAMA_1B, num_hidden_layers=2, vocab_size=32000)
+SMALL = dataclasses.replace(LLAMA_1B, layers=LLAMA_1B.layers[:2], vocab_size=32000)
 
 
 def test_a_sampled_batch_is_written_in_place_too_and_sorts_nothing():
@@ -253,6 +253,6 @@ def test_the_checks_fail_on_programs_that_break_the_contracts():
     kept = compile_loop(SMALL, "bfloat16", donate=False)
     with pytest.raises(AssertionError):
         check_donated(kept)
-    every_row = compile_loop(SMALL, "bfloat16", forward=AllRows(LlamaForward(SMALL)))
+    every_row = compile_loop(SMALL, "bfloat16", forward=AllRows(DecoderForward(SMALL)))
     with pytest.raises(AssertionError, match="logits are computed for"):
         check_logit_rows(every_row)

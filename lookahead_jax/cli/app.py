@@ -283,13 +283,14 @@ def explain(
 
 @app.command()
 def models() -> None:
-    """List the models that go by a short name."""
+    """List the families of models, and the models that go by a short name."""
     from rich.console import Console
 
     from lookahead_jax.cli.models import print_models
     from lookahead_jax.models.demo import NAMED_MODELS, cache_directory
+    from lookahead_jax.models.families import FAMILIES
 
-    print_models(Console(highlight=False), NAMED_MODELS.values(), str(cache_directory()))
+    print_models(Console(highlight=False), FAMILIES, NAMED_MODELS.values(), str(cache_directory()))
 
 
 def _engine(context: typer.Context, options: TextOptions) -> Engine:

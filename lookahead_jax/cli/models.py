@@ -1,8 +1,8 @@
-"""`lookahead-jax models`: the models that go by a short name."""
+"""`lookahead-jax models`: families, and the models that go by a short name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,16 +12,30 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from lookahead_jax.models.demo import NamedModel
+    from lookahead_jax.models.families import Family
 
 
-def print_models(console: Console, models: Iterable[NamedModel], cache_directory: str) -> None:
-    """Prints a table of named models.
+def print_models(
+    console: Console,
+    families: Mapping[str, Family],
+    models: Iterable[NamedModel],
+    cache_directory: str,
+) -> None:
+    """Prints a table of families and one of named models.
 
     Args:
         console: Where to.
+        families: Families by `model_type`.
         models: The models.
         cache_directory: Where their files are kept.
     """
+    known = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("model_type", "models", "equals transformers on"):
+        known.add_column(name, no_wrap=name == "model_type")
+    for name, family in families.items():
+        known.add_row(name, family.members, family.parity)
+    console.print(known)
+    console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("name", "size", "licence", "from", "what it is"):
         table.add_column(name, no_wrap=name in ("name", "size", "licence"))
