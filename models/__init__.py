@@ -1,4 +1,4 @@
-"""Models for lookahead decoding: loading from files, and the Llama family in Flax."""
+"""Models for lookahead decoding: loading from files, and one decoder in Flax for all families."""
 
 from lookahead_jax.models.loading import load_model
 

@@ -32,7 +32,7 @@ def load_model(
     dtype: str = "float32",
     progress: Progress | None = None,
 ) -> LanguageModel:
-    """Loads a model of the Llama family.
+    """Loads a model of one of the families (families.py).
 
     Args:
         name_or_path: A named model ("smollm2-135m", downloaded once), a Hugging Face directory
