@@ -28,8 +28,7 @@ TOGETHER = [name for name in PROMPTS if name not in ONE_CHUNK]
 
 SMALL = LookaheadConfig(window_size=3, ngram_size=3, guess_set_size=3)
 SPREAD = {
-    "w7n5g7": (LookaheadConfig(7, 5, 7), ("question", "raw_code")),
-    "w5n4g5": (LookaheadConfig(5, 4, 5), ("python",)),
+    "w7n5g7": (LookaheadConfig(7, 5, 7), ("raw_code",)),
     "by_accepted": (
         LookaheadConfig(4, 4, 3, advance=WindowAdvance.BY_ACCEPTED, pool_from_prompt=False),
         ("list",),
@@ -104,16 +103,10 @@ def test_logits_of_a_forward_pass(demo):
 
 @pytest.mark.slow
 def test_ordinary_decoding_of_all_prompts_at_once(demo):
-    results = write_all(autoregressive.generate, demo, PROMPTS)
+    results = write_all(autoregressive.generate, demo, PROMPTS, batch_size=len(PROMPTS))
     for name, result in zip(PROMPTS, results, strict=True):
         check(result, name)
-
-
-@pytest.mark.slow
-def test_ordinary_decoding_of_a_single_prompt(demo):
-    result = write(autoregressive.generate, demo, "raw_code")
-    check(result, "raw_code")
-    assert result.stats.tokens_per_round == 1
+        assert result.stats.tokens_per_round == 1
 
 
 @pytest.mark.slow
