@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lookahead_jax.errors import RoundCheckError
+from lookahead_jax.errors import LookaheadError, RoundCheckError
 from lookahead_jax.options import Settings
 from lookahead_jax.pool import pool_bytes
 from lookahead_jax.processors import check_processors
@@ -77,6 +77,10 @@ class Batch:
         self.validate = validate
         self.stops = stop_ids(lm, settings.stop_tokens)
         check_processors(settings.processors, lm.vocab_size)
+        if settings.stop_strings and lm.tokenizer is None:
+            raise LookaheadError(
+                f"model {lm.name} has no tokenizer: stop_strings need one, stop_tokens do not"
+            )
         self.program = Program(
             decoder, lm.forward, lm.cache_spec, lm.vocab_size, 0, settings.logprobs
         )
@@ -181,6 +185,7 @@ class Batch:
         self,
         slot: int,
         request: Request,
+        progress: Progress,
         writer: TextWriter | None = None,
         text: str = "",
         *,
@@ -192,13 +197,13 @@ class Batch:
         Args:
             slot: Its slot.
             request: What was asked for.
+            progress: The host's last look at the batch, which has not moved since.
             writer: What looked for stop strings in it, and shows where it ends.
             text: What the writer made of it.
             prompt: The whole prompt, where the request is only its end.
             seconds_before: Decoding time before the sequence came into the batch.
         """
         state: State = self.state
-        progress = self.progress()
         output = progress.output(slot)
         if writer is None:
             tokenizer = self.lm.tokenizer

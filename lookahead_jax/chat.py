@@ -12,7 +12,6 @@ from lookahead_jax.generation import check_rounds_per_chunk, lookahead
 from lookahead_jax.options import Options, Settings
 from lookahead_jax.prompts import check_lengths
 from lookahead_jax.results import GenerationResult
-from lookahead_jax.scheduling import text_writer
 from lookahead_jax.streaming import TextStream
 from lookahead_jax.typing import LanguageModel
 
@@ -107,13 +106,10 @@ class Chat:
         prompt = tuple(self._tokenizer.encode_chat(messages))
         check_lengths(self._lm, len(prompt), self._settings.max_new_tokens)
 
-        seed = self._settings.seed(0)
-        kept = _common(prompt[:-1], self._cached)
-        request = Request(prompt[kept:], seed)
+        kept = _common(prompt[:-1], self._cached)  # nothing where there is no batch
+        request = Request(prompt[kept:], self._settings.seed(0))
         if self._batch is None:
-            kept, request = 0, Request(prompt, seed)
             batch = Batch(self._lm, self._decoder, self._settings)
-            text_writer(batch)
             batch.start([request])
             self._batch = batch
         else:

@@ -18,7 +18,7 @@ from lookahead_jax.programs import Decoder
 from lookahead_jax.prompts import Prompt, check_lengths, encode_prompt
 from lookahead_jax.results import GenerationResult
 from lookahead_jax.sampling import Policy
-from lookahead_jax.scheduling import complete, text_writer
+from lookahead_jax.scheduling import complete
 from lookahead_jax.sequences import Sequences
 from lookahead_jax.streaming import TextStream
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, LanguageModel, Params
@@ -294,5 +294,4 @@ def _checked_batch(
     """A batch that can read these requests; what does not fit is refused here and now."""
     batch = Batch(lm, decoder, settings, validate)
     check_lengths(lm, max(len(r.tokens) for r in requests), settings.max_new_tokens)
-    text_writer(batch)
     return batch

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lookahead_jax.batch import NO_LIMIT, Batch, Progress, Request
-from lookahead_jax.errors import LookaheadError
 from lookahead_jax.results import GenerationResult
 from lookahead_jax.stopping import TextWriter
 
@@ -69,7 +68,7 @@ def complete(
             finished = []
             for slot in over:
                 sequence = slots.pop(slot)
-                finished.append((sequence.index, _result(batch, slot, sequence)))
+                finished.append((sequence.index, _result(batch, slot, sequence, progress)))
             if any(not progress.done[slot] for slot in over):
                 batch.finish(over)
             for slot in over:
@@ -83,26 +82,21 @@ def complete(
 
 
 def _occupy(batch: Batch, index: int, request: Request) -> _Slot:
-    return _Slot(index, request, text_writer(batch), batch.decode_seconds)
+    return _Slot(index, request, _text_writer(batch), batch.decode_seconds)
 
 
-def _result(batch: Batch, slot: int, sequence: _Slot) -> GenerationResult:
+def _result(batch: Batch, slot: int, sequence: _Slot, progress: Progress) -> GenerationResult:
     return batch.result(
         slot,
         sequence.request,
+        progress,
         sequence.writer,
         "".join(sequence.text),
         seconds_before=sequence.seconds_before,
     )
 
 
-def text_writer(batch: Batch) -> TextWriter | None:
+def _text_writer(batch: Batch) -> TextWriter | None:
     """What looks for stop strings; None where there are none."""
-    if not batch.settings.stop_strings:
-        return None
-    tokenizer = batch.lm.tokenizer
-    if tokenizer is None:
-        raise LookaheadError(
-            f"model {batch.lm.name} has no tokenizer: stop_strings need one, stop_tokens do not"
-        )
-    return TextWriter(tokenizer, batch.settings.stop_strings)
+    tokenizer, stops = batch.lm.tokenizer, batch.settings.stop_strings
+    return TextWriter(tokenizer, stops) if stops and tokenizer is not None else None

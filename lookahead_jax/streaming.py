@@ -118,6 +118,7 @@ class TextStream:
             result = self._batch.result(
                 0,
                 self._request,
+                self._batch.progress(),
                 writer,
                 text,
                 prompt=self._prompt,

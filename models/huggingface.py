@@ -48,8 +48,8 @@ def load_directory(directory: Path, dtype: str, progress: Progress | None = None
     Raises:
         LookaheadError: The model is not supported, or a file is missing or damaged.
     """
-    config = read_config(directory)
-    table = HUGGING_FACE_BY_FAMILY.get(model_type(directory), HUGGING_FACE)
+    family, config = _read_family(directory)
+    table = HUGGING_FACE_BY_FAMILY.get(family, HUGGING_FACE)
     tensors = _stored_tensors(directory)
 
     def ignore(name: str) -> bool:
@@ -62,18 +62,17 @@ def load_directory(directory: Path, dtype: str, progress: Progress | None = None
     return Checkpoint(config, params, _stop_tokens(directory), tokenizer)
 
 
-def model_type(directory: Path) -> str:
-    """The family that config.json names."""
-    path = directory / "config.json"
-    return Values(_read_json(path), str(path)).text("model_type")
-
-
 def read_config(directory: Path) -> DecoderConfig:
     """Reads config.json, in the spelling of transformers 5 or of earlier versions.
 
     Raises:
         LookaheadError: Not a supported model, or a value that cannot be right.
     """
+    return _read_family(directory)[1]
+
+
+def _read_family(directory: Path) -> tuple[str, DecoderConfig]:
+    """What config.json says: the family, and the configuration."""
     path = directory / "config.json"
     values = Values(_read_json(path), str(path))
     family = values.text("model_type")
@@ -86,7 +85,7 @@ def read_config(directory: Path) -> DecoderConfig:
             f"{path}: quantised safetensors are not supported; use the unquantised checkpoint, "
             f"or a GGUF file"
         )
-    return FAMILIES[family].read(values)
+    return family, FAMILIES[family].read(values)
 
 
 def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:

@@ -6,7 +6,6 @@ tensor must be there, once, with the shape the configuration gives it, and nothi
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -304,11 +303,6 @@ def mark_interleaved_heads(leaves: list[Leaf], config: DecoderConfig) -> list[Le
         else (path, tensor)
         for path, tensor in leaves
     ]
-
-
-def num_parameters(config: DecoderConfig) -> int:
-    """How many numbers a model has."""
-    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
 
 
 def _first_of(names: list[str]) -> str:
