@@ -26,12 +26,18 @@ from lookahead_jax.models.config import (
 from lookahead_jax.models.gguf_header import GgufHeader, read_gguf_header
 from lookahead_jax.models.gguf_tokenizer import stop_tokens, tokenizer_from_metadata
 from lookahead_jax.models.names import GGUF, mark_interleaved_heads, place
-from lookahead_jax.models.weights import Progress, StoredTensor, load_parameters, read_tensor
+from lookahead_jax.models.weights import (
+    Progress,
+    StoredTensor,
+    Target,
+    load_parameters,
+    read_tensor,
+)
 
 FREQUENCY_FACTORS = "rope_freqs.weight"
 
 
-def load_gguf(path: Path, dtype: str, progress: Progress | None = None) -> Checkpoint:
+def load_gguf(path: Path, target: Target, progress: Progress | None = None) -> Checkpoint:
     """Loads a GGUF file.
 
     The rows of the query and key projections go back to Hugging Face's order, and quantised
@@ -39,7 +45,7 @@ def load_gguf(path: Path, dtype: str, progress: Progress | None = None) -> Check
 
     Args:
         path: The file.
-        dtype: "float32" or "bfloat16".
+        target: What the weights become.
         progress: Told how far the reading is.
 
     Raises:
@@ -56,7 +62,7 @@ def load_gguf(path: Path, dtype: str, progress: Progress | None = None) -> Check
     )
     metadata = Values(header.metadata, str(path))
     tokenizer = tokenizer_from_metadata(metadata)
-    params = load_parameters(mark_interleaved_heads(leaves, config), dtype, progress)
+    params = load_parameters(mark_interleaved_heads(leaves, config), target, progress)
     return Checkpoint(config, params, stop_tokens(metadata), tokenizer)
 
 

@@ -15,7 +15,7 @@ from lookahead_jax.models.config import DecoderConfig
 from lookahead_jax.models.families import FAMILIES
 from lookahead_jax.models.names import HUGGING_FACE, HUGGING_FACE_BY_FAMILY, place
 from lookahead_jax.models.tokenizer import tokenizer_from_directory
-from lookahead_jax.models.weights import FLOATS, Progress, StoredTensor, load_parameters
+from lookahead_jax.models.weights import FLOATS, Progress, StoredTensor, Target, load_parameters
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -37,12 +37,12 @@ FILE_PATTERNS = (
 """All the files of a hub repository that loading may need."""
 
 
-def load_directory(directory: Path, dtype: str, progress: Progress | None = None) -> Checkpoint:
+def load_directory(directory: Path, target: Target, progress: Progress | None = None) -> Checkpoint:
     """Loads a checkpoint from a directory.
 
     Args:
         directory: Has config.json, and model.safetensors or an index of shards.
-        dtype: "float32" or "bfloat16".
+        target: What the weights become.
         progress: Told how far the reading is.
 
     Raises:
@@ -58,7 +58,7 @@ def load_directory(directory: Path, dtype: str, progress: Progress | None = None
 
     leaves = place(tensors, config, table, source=str(directory), ignore=ignore)
     tokenizer = tokenizer_from_directory(directory)
-    params = load_parameters(leaves, dtype, progress)
+    params = load_parameters(leaves, target, progress)
     return Checkpoint(config, params, _stop_tokens(directory), tokenizer)
 
 

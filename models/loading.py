@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import huggingface_hub
+import jax
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
@@ -20,7 +21,7 @@ from lookahead_jax.models.decoder import DecoderForward, cache_spec
 from lookahead_jax.models.demo import NAMED_MODELS, fetch
 from lookahead_jax.models.gguf_file import load_gguf
 from lookahead_jax.models.huggingface import FILE_PATTERNS, load_directory, read_config
-from lookahead_jax.models.weights import DTYPES, Progress
+from lookahead_jax.models.weights import DTYPES, Progress, Sharder, Target
 from lookahead_jax.typing import LanguageModel
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -30,6 +31,7 @@ def load_model(
     name_or_path: str | os.PathLike[str],
     *,
     dtype: str = "float32",
+    sharding: jax.sharding.Sharding | Sharder | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Loads a model of one of the families (families.py).
@@ -37,8 +39,10 @@ def load_model(
     Args:
         name_or_path: A named model ("smollm2-135m", downloaded once), a Hugging Face directory
             with config.json, a .gguf file, or a Hugging Face id "org/name".
-        dtype: "float32" or "bfloat16", of weights and key/value cache. Quantised weights are
-            converted, too.
+        dtype: "float32", "bfloat16" or "float16", of weights, activations and key/value cache.
+            Quantised weights are converted, too. Logits and softmax are always float32.
+        sharding: Where the parameters go: one sharding for all of them, or a function of a
+            parameter's path and shape (`DecoderConfig` lists them). None: the default device.
         progress: Called with the bytes read so far and the bytes to read. None shows a bar where
             standard error is a terminal.
 
@@ -51,22 +55,29 @@ def load_model(
     if dtype not in DTYPES:
         raise LookaheadError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     name = os.fspath(name_or_path)
+    target = Target(dtype, _sharder(sharding))
     if progress is not None:
-        return _language_model(name, _load(name, dtype, progress), dtype)
+        return _language_model(name, _load(name, target, progress), dtype)
     with _bar() as bar:
-        return _language_model(name, _load(name, dtype, bar), dtype)
+        return _language_model(name, _load(name, target, bar), dtype)
 
 
-def _load(name: str, dtype: str, progress: Progress) -> Checkpoint:
+def _sharder(sharding: jax.sharding.Sharding | Sharder | None) -> Sharder | None:
+    if isinstance(sharding, jax.sharding.Sharding):
+        return lambda path, shape: sharding
+    return sharding
+
+
+def _load(name: str, target: Target, progress: Progress) -> Checkpoint:
     path = Path(name)
     if name in NAMED_MODELS:
-        return load_gguf(fetch(NAMED_MODELS[name]), dtype, progress)
+        return load_gguf(fetch(NAMED_MODELS[name]), target, progress)
     if name and path.is_dir():
-        return load_directory(path, dtype, progress)
+        return load_directory(path, target, progress)
     if path.suffix == ".gguf":
-        return load_gguf(path, dtype, progress)
+        return load_gguf(path, target, progress)
     if HUB_ID.fullmatch(name) and not path.exists():
-        return load_directory(_download(name), dtype, progress)
+        return load_directory(_download(name), target, progress)
     raise LookaheadError(
         f"no model named {name!r}: expected one of the named models ({', '.join(NAMED_MODELS)}), "
         f"a directory with config.json, a .gguf file or a Hugging Face id 'org/name'"

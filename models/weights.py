@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lookahead_jax.errors import LookaheadError
+from lookahead_jax.typing import Array
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes to read."""
@@ -28,7 +29,33 @@ CHUNK_ELEMENTS = 1 << 18
 DEVICE_ALIGNMENT = 64
 """Host memory aligned to this many bytes becomes a CPU array of JAX without a copy."""
 
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(jnp.bfloat16),
+    "float16": np.dtype(np.float16),
+}
+"""What weights, activations and the key/value cache may be."""
+
+Sharder = Callable[[tuple[str, ...], tuple[int, ...]], jax.sharding.Sharding | None]
+"""Where a parameter of this path and shape goes; None: the default device."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a checkpoint's parameters become, and where they go.
+
+    Attributes:
+        dtype: Of weights, activations and cache, a key of `DTYPES`.
+        sharder: Where each of them goes; None: all to the default device.
+    """
+
+    dtype: str = "float32"
+    sharder: Sharder | None = None
+
+    def put(self, path: tuple[str, ...], values: Any) -> Array:
+        """Brings one parameter from the host to its place."""
+        sharding = None if self.sharder is None else self.sharder(path, values.shape)
+        return jax.device_put(values, sharding)
 
 
 @dataclass(frozen=True)
@@ -103,10 +130,10 @@ class StoredTensor:
 
 def load_parameters(
     leaves: Iterable[tuple[tuple[str, ...], StoredTensor | tuple[StoredTensor, ...]]],
-    dtype: str,
+    target: Target,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Reads tensors into a parameter tree on the default device.
+    """Reads tensors into a parameter tree on the device.
 
     Every leaf has the target dtype, norms and biases too. At most one tensor is on the host beside
     the tree; on a CPU the device takes over the very memory that was read into.
@@ -114,13 +141,13 @@ def load_parameters(
     Args:
         leaves: Path in the tree and stored tensor, or tensors to be stacked, in the order of
             reading.
-        dtype: "float32" or "bfloat16".
+        target: Their dtype and place.
         progress: Told after every tensor how far it is.
 
     Raises:
         LookaheadError: A file cannot be read or ends early.
     """
-    leaves = list(leaves)
+    leaves, dtype = list(leaves), DTYPES[target.dtype]
     pieces = [(path, x if isinstance(x, tuple) else (x,)) for path, x in leaves]
     stacked = {path for path, x in leaves if isinstance(x, tuple)}
     total, done = sum(x.size for _, tensors in pieces for x in tensors), 0
@@ -129,11 +156,8 @@ def load_parameters(
         node = tree
         for key in path[:-1]:
             node = node.setdefault(key, {})
-        if path in stacked:
-            values = _read_stack(tensors, DTYPES[dtype])
-        else:
-            values = read_tensor(tensors[0], DTYPES[dtype])
-        node[path[-1]] = jax.device_put(values)
+        read = _read_stack(tensors, dtype) if path in stacked else read_tensor(tensors[0], dtype)
+        node[path[-1]] = target.put(path, read)
         done += sum(tensor.size for tensor in tensors)
         if progress is not None:
             progress(done, total)

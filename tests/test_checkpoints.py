@@ -25,7 +25,7 @@ from lookahead_jax.models.huggingface import (
     read_config,
     read_safetensors_header,
 )
-from lookahead_jax.models.weights import CHUNK_ELEMENTS, FLOATS, StoredTensor, read_tensor
+from lookahead_jax.models.weights import CHUNK_ELEMENTS, FLOATS, StoredTensor, Target, read_tensor
 
 TINY_MODEL = Path(__file__).parent / "data" / "tiny_model"
 BIASED = files.CONFIG | {"attention_bias": True, "mlp_bias": True}
@@ -51,7 +51,7 @@ def test_every_tensor_arrives(tmp_path, config, shards):
     weights = files.random_weights(config)
     tensors = files.hugging_face_names(weights)
     params = load_directory(
-        files.write_directory(tmp_path, config, tensors, shards), "float32"
+        files.write_directory(tmp_path, config, tensors, shards), Target("float32")
     ).params
     assert files.paths_of(params) == set(weights)
     for path, expected in weights.items():
@@ -59,14 +59,14 @@ def test_every_tensor_arrives(tmp_path, config, shards):
 
 
 @pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
-@pytest.mark.parametrize("wanted", ["float32", "bfloat16"])
+@pytest.mark.parametrize("wanted", ["float32", "bfloat16", "float16"])
 def test_tensors_are_converted(tmp_path, stored, wanted):
     weights = files.random_weights()
     tensors = {
         name: array.astype(stored) for name, array in files.hugging_face_names(weights).items()
     }
     directory = files.write_directory(tmp_path, tensors=tensors)
-    params = load_directory(directory, wanted).params
+    params = load_directory(directory, Target(wanted)).params
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(wanted)}
     for path, array in weights.items():
         expected = array.astype(stored).astype(jnp.dtype(wanted))
@@ -131,7 +131,9 @@ def test_harmless_extra_tensors_are_left_out(tmp_path):
     tensors = files.hugging_face_names(files.random_weights(TIED))
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    params = load_directory(files.write_directory(tmp_path, TIED, tensors), "float32").params
+    params = load_directory(
+        files.write_directory(tmp_path, TIED, tensors), Target("float32")
+    ).params
     assert files.paths_of(params) == set(files.random_weights(TIED))
 
 
@@ -381,21 +383,21 @@ def test_names_of_nothing(tmp_path):
     for name in ("no-such-model", "", "a/b/c", str(tmp_path / "absent"), "org/.."):
         assert load_error(name) == f"no model named {name!r}: {expected}"
     assert load_error(tmp_path / "x.gguf") == f"{tmp_path / 'x.gguf'}: no such file"
-    assert error_of(load_model, TINY_MODEL, dtype="float16") == (
-        "dtype must be one of float32, bfloat16, got 'float16'"
+    assert error_of(load_model, TINY_MODEL, dtype="float8") == (
+        "dtype must be one of float32, bfloat16, float16, got 'float8'"
     )
 
 
 def test_stop_tokens_prefer_the_generation_config(tmp_path):
     files.write_directory(tmp_path)
-    assert load_directory(tmp_path, "float32").stop_tokens == (2,)
+    assert load_directory(tmp_path, Target("float32")).stop_tokens == (2,)
     generation = tmp_path / "generation_config.json"
     generation.write_text(json.dumps({"eos_token_id": [5, 6]}))
-    assert load_directory(tmp_path, "float32").stop_tokens == (5, 6)
+    assert load_directory(tmp_path, Target("float32")).stop_tokens == (5, 6)
     generation.write_text(json.dumps({"eos_token_id": 7}))
-    assert load_directory(tmp_path, "float32").stop_tokens == (7,)
+    assert load_directory(tmp_path, Target("float32")).stop_tokens == (7,)
     generation.write_text(json.dumps({"temperature": 1.0}))
-    assert load_directory(tmp_path, "float32").stop_tokens == (2,)
+    assert load_directory(tmp_path, Target("float32")).stop_tokens == (2,)
     generation.write_text(json.dumps({"eos_token_id": "</s>"}))
     assert load_error(tmp_path).endswith("eos_token_id must be a token id or a list, got '</s>'")
 

@@ -17,6 +17,7 @@ from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models import demo, load_model
 from lookahead_jax.models.config import llama_config
 from lookahead_jax.models.gguf_file import load_gguf
+from lookahead_jax.models.weights import Target
 
 CONTENT = bytes(range(256)) * 9000
 
@@ -233,4 +234,4 @@ def test_loading_the_demo_model_holds_its_weights_once(demo_file, dtype):
 def test_the_demo_model_needs_no_network_once_it_is_here(demo_file, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PATH", os.devnull)
-    assert load_gguf(demo.fetch(demo.NAMED_MODELS["smollm2-135m"]), "bfloat16").tokenizer
+    assert load_gguf(demo.fetch(demo.NAMED_MODELS["smollm2-135m"]), Target("bfloat16")).tokenizer

@@ -16,6 +16,7 @@ from lookahead_jax.models import load_model
 from lookahead_jax.models.config import FrequencyFactors, LinearScaling, llama_config
 from lookahead_jax.models.gguf_file import load_gguf
 from lookahead_jax.models.gguf_header import QUANTISED, encoding_of, read_gguf_header
+from lookahead_jax.models.weights import Target
 
 BIASED = files.CONFIG | {"attention_bias": True, "mlp_bias": True}
 WRITABLE = [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1]
@@ -36,7 +37,9 @@ def load_error(path: Path):
 @pytest.mark.parametrize("config", [files.CONFIG, BIASED, TIED], ids=["plain", "biased", "tied"])
 def test_every_tensor_arrives_in_the_order_of_hugging_face(tmp_path, config):
     weights = files.random_weights(config)
-    checkpoint = load_gguf(files.write_gguf(tmp_path / "m.gguf", config, weights), "float32")
+    checkpoint = load_gguf(
+        files.write_gguf(tmp_path / "m.gguf", config, weights), Target("float32")
+    )
     assert files.paths_of(checkpoint.params) == set(weights)
     for path, expected in weights.items():
         np.testing.assert_array_equal(
@@ -66,7 +69,7 @@ def test_encodings_are_decoded(tmp_path, kind, wanted):
     weights = files.random_weights()
     kinds = {path[-2:]: kind for path in weights if path[-1] == "weight"}
     path = files.write_gguf(tmp_path / "m.gguf", weights=weights, kinds=kinds)
-    params = load_gguf(path, wanted).params
+    params = load_gguf(path, Target(wanted)).params
     for leaf, array in weights.items():
         stored = gguf.quants.quantize(array, kind) if leaf[-1] == "weight" else array
         decoded = gguf.quants.dequantize(stored, kind) if leaf[-1] == "weight" else array
@@ -137,7 +140,7 @@ def test_metadata_agrees_with_the_reader_of_the_gguf_package(tmp_path):
 def test_rotary_scaling(tmp_path):
     def scaling(**arguments):
         return (
-            load_gguf(files.write_gguf(tmp_path / "m.gguf", **arguments), "float32")
+            load_gguf(files.write_gguf(tmp_path / "m.gguf", **arguments), Target("float32"))
             .config.layers[0]
             .rope.scaling
         )
@@ -164,7 +167,7 @@ def test_rotary_scaling(tmp_path):
 def test_per_layer_head_counts_must_be_equal(tmp_path):
     key = "llama.attention.head_count_kv"
     path = files.write_gguf(tmp_path / "m.gguf", metadata={key: [2, 2]})
-    assert load_gguf(path, "float32").config.num_key_value_heads == 2
+    assert load_gguf(path, Target("float32")).config.num_key_value_heads == 2
     path = files.write_gguf(tmp_path / "m.gguf", metadata={key: [2, 1]})
     assert load_error(path).endswith(f"{key} must be the same in all layers, got [2, 1]")
 
@@ -248,7 +251,7 @@ def test_flipped_bytes_of_the_header_never_escape(tmp_path):
             changed[position] = value
             path.write_bytes(changed)
             try:
-                load_gguf(path, "float32")
+                load_gguf(path, Target("float32"))
             except LookaheadError as error:
                 lines.append(str(error))
     assert len(lines) > header_size // 7
