@@ -168,6 +168,9 @@ class DecoderConfig:
         final_norm/scale [hidden]
         head/weight [V, hidden], absent where tie_word_embeddings
 
+    Where int8, the matrices are (those of positions and router are not), and each `weight`, `gate`,
+    `up`, `down` has its `weight_scale`, `gate_scale`, ... float32 [..., out] beside it.
+
     A centered norm has a bias beside its scale. q is [num_attention_heads * head_dim, hidden]; k
     and v [num_key_value_heads * head_dim, hidden]; o [hidden, num_attention_heads * head_dim].
     Rotary pairs are (i, i + dims / 2), Hugging Face's order.
@@ -196,6 +199,8 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     learned_positions: bool = False
     tie_word_embeddings: bool = False
+    int8: bool = False
+    """Matrices are int8, each with a float32 scale for each of its rows beside it."""
 
     @property
     def num_hidden_layers(self) -> int:

@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from lookahead_jax.attention import attend
 from lookahead_jax.kv_cache import BlockKV, KVCache, init_cache
@@ -15,9 +16,10 @@ from lookahead_jax.models.config import DecoderConfig, LayerKind, NormPlacement,
 from lookahead_jax.models.layers import (
     MLP,
     Linear,
+    Matrix,
     MixtureOfExperts,
     Normalise,
-    product,
+    matrix,
     softcap,
 )
 from lookahead_jax.models.rope import rotate, rotation
@@ -57,7 +59,7 @@ class Attention(nn.Module):
         def heads(name: str, count: int, norm: bool) -> Array:
             """[B, K, count, T, D]: rows of `count` heads for each key/value head."""
             features = c.num_key_value_heads * count * c.head_dim
-            y = Linear(features, c.qkv_bias, name=name)(x)
+            y = Linear(features, c.qkv_bias, c.int8, name=name)(x)
             if norm and c.qk_norm is QueryKeyNorm.ALL:
                 y = Normalise(c.norm, name=f"{name}_norm")(y)
             y = y.reshape(c.num_key_value_heads, count, c.head_dim, batch_size, num_rows)
@@ -84,7 +86,8 @@ class Attention(nn.Module):
             softcap=c.attention_softcap,
         )
         mixed = mixed.transpose(1, 2, 4, 0, 3).reshape(-1, batch_size * num_rows)
-        return Linear(x.shape[0], c.output_bias, name="o")(mixed), keys, values
+        output = Linear(x.shape[0], c.output_bias, c.int8, name="o")(mixed)
+        return output, keys, values
 
 
 class Layer(nn.Module):
@@ -110,9 +113,9 @@ class Layer(nn.Module):
         x = x + norm("attn_post_norm", NormPlacement.AFTER, mixed)
         normed = norm("mlp_norm", NormPlacement.BEFORE, x)
         if kind.experts is None:
-            mlp = MLP(c.intermediate_size, c.activation, c.gated, c.mlp_bias, name="mlp")
+            mlp = MLP(c.intermediate_size, c.activation, c.gated, c.mlp_bias, c.int8, name="mlp")
         else:
-            mlp = MixtureOfExperts(kind.experts, c.activation, name="moe")
+            mlp = MixtureOfExperts(kind.experts, c.activation, c.int8, name="moe")
         return x + norm("mlp_post_norm", NormPlacement.AFTER, mlp(normed)), keys, values
 
 
@@ -120,6 +123,8 @@ class Decoder(nn.Module):
     """Embedding, layers, final norm and head."""
 
     config: DecoderConfig
+    dtype: DTypeLike = jnp.float32
+    """Of the activations, and of all parameters that are not int8."""
 
     @nn.compact
     def __call__(
@@ -132,13 +137,14 @@ class Decoder(nn.Module):
     ) -> tuple[Array, BlockKV]:
         """Runs one block; see `lookahead_jax.typing.ForwardFn`."""
         c, (batch_size, num_rows) = self.config, tokens.shape
-        table = Embedding(c.vocab_size, c.hidden_size, name="embed")()
-        x = table[tokens.reshape(-1)].T
+        table = Embedding(c.vocab_size, c.hidden_size, self.dtype, c.int8, name="embed")()
+        x = table.rows(tokens.reshape(-1), self.dtype).T
         if c.embedding_scale != 1.0:
             x = x * jnp.asarray(c.embedding_scale, x.dtype)
         if c.learned_positions:
-            rows = Embedding(c.max_position_embeddings, c.hidden_size, name="positions")()
-            x = x + rows[jnp.minimum(positions.reshape(-1), len(rows) - 1)].T
+            last = c.max_position_embeddings - 1
+            rows = Embedding(last + 1, c.hidden_size, self.dtype, name="positions")()
+            x = x + rows.rows(jnp.minimum(positions.reshape(-1), last), self.dtype).T
         ropes = dict.fromkeys(kind.rope for kind in c.layers)
         turns = {rope: None if rope is None else rotation(rope, positions) for rope in ropes}
         block = Block(positions, block_mask, cache.length)
@@ -154,9 +160,9 @@ class Decoder(nn.Module):
         # The barrier keeps the gather's transpose out of the product, which would turn it around.
         wanted = lax.optimization_barrier(x[:, flat.reshape(-1)])
         wanted = Normalise(c.norm, name="final_norm")(wanted)
-        tied = c.tie_word_embeddings
-        weight = table if tied else Embedding(c.vocab_size, c.hidden_size, name="head")()
-        logits = softcap(product(weight, wanted), c.final_softcap)
+        if not c.tie_word_embeddings:
+            table = Embedding(c.vocab_size, c.hidden_size, self.dtype, c.int8, name="head")()
+        logits = softcap(table.times(wanted), c.final_softcap)
         logits = logits.reshape(c.vocab_size, *logit_rows.shape)
         return logits.transpose(1, 2, 0), BlockKV(tuple(keys), tuple(values))
 
@@ -166,11 +172,13 @@ class Embedding(nn.Module):
 
     rows: int
     features: int
+    dtype: DTypeLike
+    int8: bool = False
 
     @nn.compact
-    def __call__(self) -> Array:
+    def __call__(self) -> Matrix:
         """The table itself: it is read as rows by the embedding and as a matrix by the head."""
-        return self.param("weight", nn.initializers.normal(0.02), (self.rows, self.features))
+        return matrix(self, "weight", (self.rows, self.features), self.dtype, self.int8)
 
 
 @dataclass(frozen=True)
@@ -189,7 +197,7 @@ class DecoderForward:
         logit_rows: Array,
     ) -> tuple[Array, BlockKV]:
         """See `lookahead_jax.typing.ForwardFn`."""
-        return Decoder(self.config).apply(
+        return Decoder(self.config, params["final_norm"]["scale"].dtype).apply(
             {"params": params}, tokens, positions, block_mask, cache, logit_rows
         )  # pyright: ignore[reportReturnType]
 
@@ -209,7 +217,8 @@ def abstract_params(config: DecoderConfig, dtype: str) -> Params:
     row, rows = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1, 1), bool)
 
     def init() -> Params:
-        cache = init_cache(cache_spec(config, "float32"), 1, 1)
-        return Decoder(config).init(jax.random.key(0), row, row, rows, cache, row)["params"]
+        cache = init_cache(cache_spec(config, dtype), 1, 1)
+        decoder = Decoder(config, jnp.dtype(dtype))
+        return decoder.init(jax.random.key(0), row, row, rows, cache, row)["params"]
 
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), jax.eval_shape(init))
+    return jax.eval_shape(init)

@@ -8,14 +8,50 @@ difference on accelerators, where XLA chooses the layouts of both operands itsel
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from lookahead_jax.models.config import Activation, Experts, Norm
 from lookahead_jax.typing import Array
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A weight [out, in], or a stack of them, as it is or as int8 with a scale for each row."""
+
+    values: Array  # [..., out, in]
+    scale: Array | None = None  # float32 [..., out]
+
+    def times(self, x: Array) -> Array:
+        """Product with x [in, M], accumulated and returned in float32, [out, M]."""
+        if self.scale is None:
+            return product(self.values, x)
+        # Integers up to 127 are exact in every dtype, and the scale waits until after the sum.
+        return product(self.values.astype(x.dtype), x) * self.scale[:, None]
+
+    def rows(self, index: Array, dtype: DTypeLike) -> Array:
+        """Rows [n, in] of an index int32 [n]."""
+        taken = self.values[index]
+        if self.scale is None:
+            return taken.astype(dtype)
+        return (taken.astype(jnp.float32) * self.scale[index][:, None]).astype(dtype)
+
+
+def matrix(
+    module: nn.Module, name: str, shape: tuple[int, ...], dtype: DTypeLike, int8: bool
+) -> Matrix:
+    """A module's weight of this name; where it is int8, `{name}_scale` stands beside it."""
+    normal, ones = nn.initializers.normal(0.02), nn.initializers.ones_init()
+    if not int8:
+        return Matrix(module.param(name, normal, shape, dtype))
+    values = module.param(name, nn.initializers.zeros_init(), shape, jnp.int8)
+    return Matrix(values, module.param(f"{name}_scale", ones, shape[:-1], jnp.float32))
 
 
 class Linear(nn.Module):
@@ -23,13 +59,14 @@ class Linear(nn.Module):
 
     features: int
     use_bias: bool = False
+    int8: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Applies the weight, and the bias where there is one."""
         shape = (self.features, x.shape[0])
-        weight = self.param("weight", nn.initializers.normal(0.02), shape, x.dtype)
-        y = product(weight, x).astype(x.dtype)
+        weight = matrix(self, "weight", shape, x.dtype, self.int8)
+        y = weight.times(x).astype(x.dtype)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros_init(), shape[:1], x.dtype)
             y = y + bias[:, None]
@@ -69,17 +106,21 @@ class MLP(nn.Module):
     activation: Activation
     gated: bool = True
     use_bias: bool = False
+    int8: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         """Maps [features, M] to itself."""
-        up = Linear(self.hidden_features, self.use_bias, name="up")(x)
+
+        def linear(name: str, features: int, x: Array) -> Array:
+            return Linear(features, self.use_bias, self.int8, name=name)(x)
+
+        up = linear("up", self.hidden_features, x)
         if self.gated:
-            gate = Linear(self.hidden_features, self.use_bias, name="gate")(x)
-            inner = activate(self.activation, gate) * up
+            inner = activate(self.activation, linear("gate", self.hidden_features, x)) * up
         else:
             inner = activate(self.activation, up)
-        return Linear(x.shape[0], self.use_bias, name="down")(inner)
+        return linear("down", x.shape[0], inner)
 
 
 class MixtureOfExperts(nn.Module):
@@ -91,6 +132,7 @@ class MixtureOfExperts(nn.Module):
 
     experts: Experts
     activation: Activation
+    int8: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -104,21 +146,24 @@ class MixtureOfExperts(nn.Module):
         is_expert = which[:, :, None] == jnp.arange(e.count)[None, None]
         weights = jnp.sum(jnp.where(is_expert, chosen[:, :, None], 0.0), axis=1)  # [M, E]
 
-        def stacked(name: str, shape: tuple[int, ...]) -> Array:
-            return self.param(name, nn.initializers.normal(0.02), (e.count, *shape), x.dtype)
+        def stacked(name: str, shape: tuple[int, ...]) -> tuple[Array, Array | None]:
+            stack = matrix(self, name, (e.count, *shape), x.dtype, self.int8)
+            return stack.values, stack.scale
 
-        gates = stacked("gate", (e.hidden_features, features))
-        ups = stacked("up", (e.hidden_features, features))
-        downs = stacked("down", (features, e.hidden_features))
+        stacks = (
+            stacked("gate", (e.hidden_features, features)),
+            stacked("up", (e.hidden_features, features)),
+            stacked("down", (features, e.hidden_features)),
+        )
 
-        def add(total: Array, expert: tuple[Array, ...]) -> tuple[Array, None]:
-            gate, up, down, weight = expert
-            inner = activate(self.activation, product(gate, x).astype(x.dtype))
-            inner = inner * product(up, x).astype(x.dtype)
-            return total + weight[None, :] * product(down, inner), None
+        def add(total: Array, expert: tuple) -> tuple[Array, None]:
+            (gate, up, down), weight = expert
+            inner = activate(self.activation, Matrix(*gate).times(x).astype(x.dtype))
+            inner = inner * Matrix(*up).times(x).astype(x.dtype)
+            return total + weight[None, :] * Matrix(*down).times(inner), None
 
         total = jnp.zeros(x.shape, jnp.float32)
-        total, _ = lax.scan(add, total, (gates, ups, downs, weights.T))
+        total, _ = lax.scan(add, total, (stacks, weights.T))
         return total.astype(x.dtype)
 
 

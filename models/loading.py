@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -31,6 +32,7 @@ def load_model(
     name_or_path: str | os.PathLike[str],
     *,
     dtype: str = "float32",
+    int8: bool = False,
     sharding: jax.sharding.Sharding | Sharder | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
@@ -41,6 +43,8 @@ def load_model(
             with config.json, a .gguf file, or a Hugging Face id "org/name".
         dtype: "float32", "bfloat16" or "float16", of weights, activations and key/value cache.
             Quantised weights are converted, too. Logits and softmax are always float32.
+        int8: Whether matrices are kept as int8 with a float32 scale for each output channel: a
+            quarter of float32's memory, at some loss of quality. `dtype` is that of the rest.
         sharding: Where the parameters go: one sharding for all of them, or a function of a
             parameter's path and shape (`DecoderConfig` lists them). None: the default device.
         progress: Called with the bytes read so far and the bytes to read. None shows a bar where
@@ -55,11 +59,11 @@ def load_model(
     if dtype not in DTYPES:
         raise LookaheadError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     name = os.fspath(name_or_path)
-    target = Target(dtype, _sharder(sharding))
+    target = Target(dtype, int8, _sharder(sharding))
     if progress is not None:
-        return _language_model(name, _load(name, target, progress), dtype)
+        return _language_model(name, _load(name, target, progress), target)
     with _bar() as bar:
-        return _language_model(name, _load(name, target, bar), dtype)
+        return _language_model(name, _load(name, target, bar), target)
 
 
 def _sharder(sharding: jax.sharding.Sharding | Sharder | None) -> Sharder | None:
@@ -110,13 +114,13 @@ def _download(repository: str) -> Path:
     return Path(whole)
 
 
-def _language_model(name: str, checkpoint: Checkpoint, dtype: str) -> LanguageModel:
-    config = checkpoint.config
+def _language_model(name: str, checkpoint: Checkpoint, target: Target) -> LanguageModel:
+    config = replace(checkpoint.config, int8=checkpoint.config.int8 or target.int8)
     return LanguageModel(
         name=name,
         forward=DecoderForward(config),
         params=checkpoint.params,
-        cache_spec=cache_spec(config, dtype),
+        cache_spec=cache_spec(config, target.dtype),
         vocab_size=config.vocab_size,
         max_length=config.max_position_embeddings,
         stop_tokens=checkpoint.stop_tokens,

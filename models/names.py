@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models.config import DecoderConfig, NormPlacement, QueryKeyNorm
+from lookahead_jax.models.quantisation import int8_shapes
 from lookahead_jax.models.weights import StoredTensor
 
 Leaf = tuple[tuple[str, ...], StoredTensor | tuple[StoredTensor, ...]]
@@ -196,7 +197,7 @@ def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     norm("final_norm")
     if not config.tie_word_embeddings:
         shapes["head/weight"] = (vocab, hidden)
-    return shapes
+    return int8_shapes(shapes) if config.int8 else shapes
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lookahead_jax.errors import LookaheadError
+from lookahead_jax.models.quantisation import is_matrix, quantise, scale_path
 from lookahead_jax.typing import Array
 
 Progress = Callable[[int, int], None]
@@ -46,10 +47,12 @@ class Target:
 
     Attributes:
         dtype: Of weights, activations and cache, a key of `DTYPES`.
+        int8: Whether matrices are rounded to int8 on the way (quantisation.py).
         sharder: Where each of them goes; None: all to the default device.
     """
 
     dtype: str = "float32"
+    int8: bool = False
     sharder: Sharder | None = None
 
     def put(self, path: tuple[str, ...], values: Any) -> Array:
@@ -135,7 +138,7 @@ def load_parameters(
 ) -> dict[str, Any]:
     """Reads tensors into a parameter tree on the device.
 
-    Every leaf has the target dtype, norms and biases too. At most one tensor is on the host beside
+    Every leaf has the target dtype, norms and biases too, unless it becomes int8. At most one tensor is on the host beside
     the tree; on a CPU the device takes over the very memory that was read into.
 
     Args:
@@ -147,16 +150,21 @@ def load_parameters(
     Raises:
         LookaheadError: A file cannot be read or ends early.
     """
-    leaves, dtype = list(leaves), DTYPES[target.dtype]
+    leaves = list(leaves)
     pieces = [(path, x if isinstance(x, tuple) else (x,)) for path, x in leaves]
     stacked = {path for path, x in leaves if isinstance(x, tuple)}
     total, done = sum(x.size for _, tensors in pieces for x in tensors), 0
     tree: dict[str, Any] = {}
     for path, tensors in pieces:
+        rounded = target.int8 and is_matrix(path)
+        dtype = DTYPES["float32" if rounded else target.dtype]
+        read = _read_stack(tensors, dtype) if path in stacked else read_tensor(tensors[0], dtype)
         node = tree
         for key in path[:-1]:
             node = node.setdefault(key, {})
-        read = _read_stack(tensors, dtype) if path in stacked else read_tensor(tensors[0], dtype)
+        if rounded:
+            read, scale = quantise(read)
+            node[scale_path(path)[-1]] = target.put(scale_path(path), scale)
         node[path[-1]] = target.put(path, read)
         done += sum(tensor.size for tensor in tensors)
         if progress is not None:

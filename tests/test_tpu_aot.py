@@ -249,6 +249,27 @@ def test_a_sampled_batch_is_written_in_place_too_and_sorts_nothing():
     assert not [i for i in batch.hlo.reached(batch.body) if i.opcode == "sort"]
 
 
+def wide_matrices(program: Compiled) -> list[str]:
+    """Arrays outside of fusions that have the shape of a weight and are no longer int8."""
+    shapes = {x.shape for x in jax.tree.leaves(abstract_params(program.model, program.dtype))}
+    matrices = "|".join(",".join(map(str, shape)) for shape in shapes if len(shape) == 2)
+    wide = re.compile(rf"(?:bf16|f32)\[(?:{matrices})\]")
+    around = program.hlo.computations[program.hlo.entry] + program.hlo.computations[program.body]
+    return [i.name for i in around if wide.match(i.shape)]
+
+
+def test_int8_weights_are_read_as_they_are():
+    """Into on-chip memory, at half of bfloat16's bytes; widened only inside of a product."""
+    plain = compile_loop(SMALL, "bfloat16")
+    assert wide_matrices(plain)
+    int8 = compile_loop(dataclasses.replace(SMALL, int8=True), "bfloat16")
+    assert wide_matrices(int8) == []
+    check_donated(int8)
+    saved = plain.memory.argument_size_in_bytes - int8.memory.argument_size_in_bytes
+    matrices = sum(x.size for x in jax.tree.leaves(abstract_params(SMALL, "bfloat16")))
+    assert saved > 0.99 * matrices  # a byte for each of them, scales taken off
+
+
 def test_the_checks_fail_on_programs_that_break_the_contracts():
     kept = compile_loop(SMALL, "bfloat16", donate=False)
     with pytest.raises(AssertionError):
