@@ -2,6 +2,7 @@
 
 from lookahead_jax import autoregressive, jacobi, processors
 from lookahead_jax.chat import Chat, TurnStats
+from lookahead_jax.checking import CheckReport, Divergence, check
 from lookahead_jax.config import LookaheadConfig, WindowAdvance, WindowProposals
 from lookahead_jax.errors import LookaheadError, RoundCheckError
 from lookahead_jax.generation import completions, generate, stream
@@ -15,6 +16,8 @@ from lookahead_jax.typing import CacheSpec, ForwardFn, LanguageModel, Tokenizer
 __all__ = [
     "CacheSpec",
     "Chat",
+    "CheckReport",
+    "Divergence",
     "ForwardFn",
     "GenerationResult",
     "GenerationStats",
@@ -35,6 +38,7 @@ __all__ = [
     "WindowAdvance",
     "WindowProposals",
     "autoregressive",
+    "check",
     "completions",
     "generate",
     "jacobi",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -206,7 +206,7 @@ class _Signature:
 
 @functools.lru_cache(maxsize=64)
 def _compile(
-    program: Program, method: str, donate: tuple[int, ...], signature: _Signature
+    program: Hashable, method: str, donate: tuple[int, ...], signature: _Signature
 ) -> tuple[Callable[..., Any], list[float]]:
     """The compiled function, and the seconds it took, to be charged to whoever asked first."""
     begin = time.perf_counter()
@@ -216,7 +216,7 @@ def _compile(
 
 
 def compiled(
-    program: Program, method: str, *args: Any, donate: tuple[int, ...] = ()
+    program: Hashable, method: str, *args: Any, donate: tuple[int, ...] = ()
 ) -> tuple[Callable[..., Any], float]:
     """A method compiled for these arguments, and the seconds that took: 0 if it was there already.
 

@@ -30,6 +30,10 @@ class Sampling(Protocol):
         """Logits float32 [V] to log-weights float32 [V], not normalised."""
         ...
 
+    def scores(self, weights: Array, key: Array, position: Array) -> Array:
+        """float32 [V]: where nothing is on offer, the greatest of them is chosen."""
+        ...
+
     def choose(
         self, weights: Array, key: Array, position: Array, offered: Array, is_offered: Array
     ) -> Array:
@@ -61,6 +65,11 @@ class Greedy:
     def warp(self, logits: Array) -> Array:
         """The logits as they are."""
         return logits
+
+    def scores(self, weights: Array, key: Array, position: Array) -> Array:
+        """The weights."""
+        del key, position
+        return weights
 
     def choose(
         self, weights: Array, key: Array, position: Array, offered: Array, is_offered: Array
@@ -126,19 +135,22 @@ class Sample:
             scores = keep_min_p(scores, self.min_p)
         return scores
 
+    def scores(self, weights: Array, key: Array, position: Array) -> Array:
+        """Gumbel-max: weights and noise."""
+        if self.temperature == 0:
+            return weights
+        purpose = Purpose.COUPLED if self.method == "coupled" else Purpose.RESIDUAL
+        return weights + gumbel(key, position, weights.shape[0], purpose)
+
     def choose(
         self, weights: Array, key: Array, position: Array, offered: Array, is_offered: Array
     ) -> Array:
         """See `Sampling`."""
-        if self.temperature == 0:
-            return Greedy().select(weights)
-        vocab_size = weights.shape[0]
-        if self.method == "coupled":
-            return Greedy().select(weights + gumbel(key, position, vocab_size, Purpose.COUPLED))
+        if self.temperature == 0 or self.method == "coupled":
+            return Greedy().select(self.scores(weights, key, position))
         draws = uniforms(key, position, offered.shape[0])
         trials = try_offered(weights, offered, is_offered, draws)
-        noise = gumbel(key, position, vocab_size, Purpose.RESIDUAL)
-        drawn = Greedy().select(trials.residual + noise)
+        drawn = Greedy().select(self.scores(trials.residual, key, position))
         return jnp.where(jnp.any(trials.accepted), trials.token, drawn)
 
 

@@ -138,8 +138,9 @@ def load_parameters(
 ) -> dict[str, Any]:
     """Reads tensors into a parameter tree on the device.
 
-    Every leaf has the target dtype, norms and biases too, unless it becomes int8. At most one tensor is on the host beside
-    the tree; on a CPU the device takes over the very memory that was read into.
+    Every leaf has the target dtype, norms and biases too, unless it becomes int8. At most one
+    tensor is on the host beside the tree; on a CPU the device takes over the very memory that was
+    read into.
 
     Args:
         leaves: Path in the tree and stored tensor, or tensors to be stacked, in the order of

@@ -141,13 +141,19 @@ class Fake:
     finished: list = field(default_factory=list)
     arguments: list = field(default_factory=list)
     chats: list = field(default_factory=list)
+    checked: list = field(default_factory=list)
+    report: Any = None
 
-    def load_model(self, name, *, dtype) -> Any:
-        self.loaded.append((name, dtype))
+    def load_model(self, name, *, dtype, int8=False) -> Any:
+        self.loaded.append((name, dtype, "int8") if int8 else (name, dtype))
         if name == "nosuch":
             raise LookaheadError("no model named nosuch")
         return SimpleNamespace(
-            name=name, vocab_size=VOCAB_SIZE, max_length=64, cache_spec=CacheSpec(2, 1, 5)
+            name=name,
+            vocab_size=VOCAB_SIZE,
+            max_length=64,
+            cache_spec=CacheSpec(2, 1, 5),
+            tokenizer=None,
         )
 
     def _results(self, prompt, n, **stats):
@@ -203,6 +209,10 @@ class Fake:
         self.chats.append(Chat(lm, **arguments))
         return self.chats[-1]
 
+    def check(self, lm, result, *, sample, **arguments) -> Any:
+        self.checked.append((result.text, sample, arguments))
+        return self.report
+
     def engine(self):
         return Engine(
             load_model=self.load_model,
@@ -212,6 +222,7 @@ class Fake:
             encode=self.encode,
             completions=self.completions,
             chat=self.chat,
+            check=self.check,
         )
 
 

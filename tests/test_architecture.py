@@ -24,6 +24,7 @@ LAYERS = [
     {"scheduling", "streaming"},
     {"generation"},
     {"autoregressive", "jacobi", "chat"},
+    {"checking"},
     {"__init__"},
     {"cli"},
 ]

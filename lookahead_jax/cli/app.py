@@ -85,6 +85,14 @@ def generate(
             "time.",
         ),
     ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Read the answer again in a forward pass of its own, and report the first token "
+            "that it would not have written, with the gap between the two scores.",
+        ),
+    ] = False,
     samples: Annotated[
         int,
         typer.Option(
@@ -128,6 +136,10 @@ def generate(
 
     settings = make_settings(options, use_chat_template=not no_chat_template, logprobs=logprobs)
     check_samples(settings, samples)
+    if check and not settings.same_as_ordinary:
+        raise LookaheadError(
+            "--check compares with what ordinary decoding writes: it needs --method coupled"
+        )
     if input_path is None and output_path is None:
         if prompt is None:
             raise LookaheadError("expected a PROMPT, - for stdin, or --input with --output")
@@ -145,14 +157,16 @@ def generate(
             batch_size=batch_size,
             as_json=as_json,
             baseline=baseline,
+            check=check,
             validate=validate,
         )
         return
     if input_path is None or output_path is None:
         raise LookaheadError("--input and --output go together; only one of them was given")
-    if prompt is not None or as_json or baseline or samples > 1:
+    if prompt is not None or as_json or baseline or check or samples > 1:
         raise LookaheadError(
-            "--input takes the place of PROMPT, and goes without --json, --baseline, --samples"
+            "--input takes the place of PROMPT, and goes without --json, --baseline, --check, "
+            "--samples"
         )
     run_batch(
         lambda: _engine(context, options),

@@ -17,7 +17,7 @@ from lookahead_jax.cli.console import say
 from lookahead_jax.errors import LookaheadError
 
 if TYPE_CHECKING:
-    from lookahead_jax import Chat, GenerationResult, LanguageModel, TextStream
+    from lookahead_jax import Chat, CheckReport, GenerationResult, LanguageModel, TextStream
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Engine:
     """`lookahead_jax.completions`."""
     chat: Callable[..., Chat]
     """`lookahead_jax.Chat`."""
+    check: Callable[..., CheckReport]
+    """`lookahead_jax.check`."""
 
 
 def jax_engine(cache_dir: Path | None) -> Engine:
@@ -52,7 +54,7 @@ def jax_engine(cache_dir: Path | None) -> Engine:
     """
     import jax
 
-    from lookahead_jax import Chat, autoregressive, completions, generate, stream
+    from lookahead_jax import Chat, autoregressive, check, completions, generate, stream
     from lookahead_jax.models import load_model
     from lookahead_jax.models.demo import cache_directory
     from lookahead_jax.prompts import prepare
@@ -69,6 +71,7 @@ def jax_engine(cache_dir: Path | None) -> Engine:
         encode=prepare,
         completions=completions,
         chat=Chat,
+        check=check,
     )
 
 

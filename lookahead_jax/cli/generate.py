@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from lookahead_jax.cli.console import say, working, write_json, write_text
 from lookahead_jax.cli.engine import Engine
-from lookahead_jax.cli.reports import baseline_line, closing_line, json_record
+from lookahead_jax.cli.reports import baseline_line, check_line, closing_line, json_record
 from lookahead_jax.cli.settings import Settings
 from lookahead_jax.errors import LookaheadError
 
 if TYPE_CHECKING:
+    from lookahead_jax.checking import CheckReport
     from lookahead_jax.results import GenerationResult
     from lookahead_jax.typing import LanguageModel
 
@@ -57,6 +58,7 @@ def generate_one(
     batch_size: int,
     as_json: bool,
     baseline: bool,
+    check: bool,
     validate: bool,
 ) -> None:
     """Answers one prompt: text with closing lines on stderr, or one JSON object.
@@ -70,6 +72,7 @@ def generate_one(
         batch_size: Most answers decoded together.
         as_json: Print JSON.
         baseline: Decode the ordinary way too, and compare.
+        check: Read the answers again, and compare.
         validate: Check every round's publication plan.
     """
     lm = settings.load(engine)
@@ -86,12 +89,24 @@ def generate_one(
         results = [_stream_to_terminal(engine, lm, prompt, checked)]
         say(closing_line(results[0], settings))
     ordinary = _as_list(engine.ordinary(lm, prompt, **arguments)) if baseline else None
+    reports = _checked(engine, lm, results, settings) if check else None
     if as_json:
-        write_json(json_record(results, settings, ordinary))
+        write_json(json_record(results, settings, ordinary, reports))
         return
+    for number, report in enumerate(reports or (), start=1):
+        before = f"sample {number}: " if samples > 1 else ""
+        say(before + check_line(report, lm.tokenizer))
     for number, (result, other) in enumerate(zip(results, ordinary or (), strict=False), start=1):
         before = f"sample {number}: " if samples > 1 else ""
         say(before + baseline_line(result, other, settings))
+
+
+def _checked(
+    engine: Engine, lm: LanguageModel, results: list[GenerationResult], settings: Settings
+) -> list[CheckReport]:
+    arguments = settings.decoding_arguments()
+    with working("reading the answer again"):
+        return [engine.check(lm, r, sample=k, **arguments) for k, r in enumerate(results)]
 
 
 def _as_list(results: Any) -> list[GenerationResult]:

@@ -75,14 +75,24 @@ class ModelOptions:
         ),
     ] = "smollm2-135m"
     dtype: Annotated[
-        Literal["float32", "bfloat16"],
+        Literal["float32", "bfloat16", "float16"],
         typer.Option(
             "--dtype",
             metavar="NAME",
-            help="float32, or bfloat16 for half the memory. In float32 the tokens are exactly "
-            "those of ordinary decoding; in bfloat16 near-ties may fall differently.",
+            help="float32, or bfloat16 or float16 for half the memory. In float32 the tokens are "
+            "exactly those of ordinary decoding; in the others near-ties may fall differently: "
+            "see --check.",
         ),
     ] = "float32"
+    int8: Annotated[
+        bool,
+        typer.Option(
+            "--int8",
+            help="Keep matrices as int8 with a scale for each output channel: a quarter of "
+            "float32's memory. Another model than the whole one, if a near one; lookahead and "
+            "ordinary decoding agree on it as they do on any other.",
+        ),
+    ] = False
     cache_dir: Annotated[
         Path | None,
         typer.Option(

@@ -10,7 +10,9 @@ from lookahead_jax.cli.console import finite
 from lookahead_jax.cli.settings import Settings
 
 if TYPE_CHECKING:
+    from lookahead_jax.checking import CheckReport
     from lookahead_jax.results import GenerationResult, GenerationStats
+    from lookahead_jax.typing import Tokenizer
 
 
 def closing_line(result: GenerationResult, settings: Settings) -> str:
@@ -61,6 +63,39 @@ def baseline_line(result: GenerationResult, ordinary: GenerationResult, settings
     )
 
 
+def check_line(report: CheckReport, tokenizer: Tokenizer | None) -> str:
+    """What reading the answer again has found."""
+    tokens = count(report.tokens, "token")
+    first = report.first
+    if first is None:
+        return (
+            f"check: a separate pass chooses the same {tokens}; the closest choice was won by "
+            f"{report.smallest_margin:.4g}"
+        )
+
+    def shown(token: int) -> str:
+        text = tokenizer.decode([token]) if tokenizer is not None else ""
+        return f"{token} {text!r}" if text else str(token)
+
+    more = len(report.divergences) - 1
+    return (
+        f"check: token {first.index + 1} of {report.tokens} is {shown(first.written)}; a separate "
+        f"pass chooses {shown(first.chosen)} by {first.gap:.4g}"
+        + (f"; {more} more differ" if more else "")
+    )
+
+
+def _check_record(report: CheckReport) -> dict[str, Any]:
+    return {
+        "tokens": report.tokens,
+        "smallest_margin": _number(report.smallest_margin),
+        "divergences": [
+            {"index": d.index, "written": d.written, "chosen": d.chosen, "gap": _number(d.gap)}
+            for d in report.divergences
+        ],
+    }
+
+
 def time_ratio(result: GenerationResult, ordinary: GenerationResult) -> float | None:
     """Time of ordinary decoding over lookahead's: above 1 lookahead is faster. None: unmeasured."""
     ours, theirs = finite(result.stats.decode_seconds), finite(ordinary.stats.decode_seconds)
@@ -79,6 +114,7 @@ def json_record(
     results: Sequence[GenerationResult],
     settings: Settings,
     ordinary: Sequence[GenerationResult] | None,
+    reports: Sequence[CheckReport] | None = None,
 ) -> dict[str, Any]:
     """The one JSON object of `--json`: of one answer, or of several under "samples"."""
     answers = []
@@ -90,6 +126,8 @@ def json_record(
         }
         if ordinary is not None:
             answer["baseline"] = _baseline_record(result, ordinary[index], settings)
+        if reports is not None:
+            answer["check"] = _check_record(reports[index])
         answers.append(answer)
     if len(answers) > 1:
         return {"samples": answers, **settings.record()}
@@ -140,7 +178,11 @@ def _stats_record(stats: GenerationStats) -> dict[str, Any]:
 
 
 def _numbers(values: Sequence[float]) -> list[float | None]:
-    return [float(value) if math.isfinite(value) else None for value in values]
+    return [_number(value) for value in values]
+
+
+def _number(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
 
 
 def count(number: int, noun: str) -> str:

@@ -32,6 +32,7 @@ class Settings:
     dtype: str
     config: LookaheadConfig
     max_new_tokens: int
+    int8: bool = False
     use_chat_template: bool = True
     sampling: Greedy | Sample = field(default_factory=Greedy)
     processors: tuple[LogitProcessor, ...] = ()
@@ -57,9 +58,12 @@ class Settings:
         Raises:
             LookaheadError: If there is none, or its vocabulary lacks a token of the options.
         """
-        lm = engine.load_model(self.model, dtype=self.dtype)
+        lm = engine.load_model(self.model, dtype=self.dtype, **self._weights())
         check_processors(self.processors, lm.vocab_size)
         return lm
+
+    def _weights(self) -> dict[str, Any]:
+        return {"int8": True} if self.int8 else {}
 
     def prompt_arguments(self, system: str | None) -> dict[str, Any]:
         """Keyword arguments that decide how a text becomes tokens."""
@@ -85,6 +89,7 @@ class Settings:
         record = {
             "model": self.model,
             "dtype": self.dtype,
+            **self._weights(),
             "window_size": self.config.window_size,
             "ngram_size": self.config.ngram_size,
             "guess_set_size": self.config.guess_set_size,
@@ -120,6 +125,7 @@ def make_settings(
     return Settings(
         model=options.model,
         dtype=options.dtype,
+        int8=options.int8,
         config=config,
         max_new_tokens=most,
         use_chat_template=use_chat_template,
