@@ -16,7 +16,7 @@ from lookahead_jax.processors import LogitProcessor
 from lookahead_jax.prompts import Prompt
 from lookahead_jax.results import GenerationResult
 from lookahead_jax.sampling import Greedy, Policy, Sampling
-from lookahead_jax.sequences import LogProbs, Sequences, append, context, last_token
+from lookahead_jax.sequences import LogProbs, Sequences, append, context, extent, last_token
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, LanguageModel, Params
 from lookahead_jax.verify import log_probability
 
@@ -37,7 +37,7 @@ def init_state(sequences: Sequences, *, cache_spec: CacheSpec) -> Autoregressive
     batch_size, capacity = sequences.tokens.shape
     return AutoregressiveState(
         sequences=sequences,
-        cache=init_cache(cache_spec, batch_size, capacity),
+        cache=init_cache(cache_spec, batch_size, capacity, extent(sequences)),
         rounds=jnp.zeros((batch_size,), jnp.int32),
         accepted_histogram=jnp.zeros((batch_size, 1), jnp.int32),
     )
@@ -112,16 +112,10 @@ class Autoregressive:
         cache = prefill(state.cache, state.sequences, params, forward=forward, chunk=chunk)
         return replace(state, cache=cache)
 
-    def extend(
-        self, state: AutoregressiveState, sequences: Sequences, kept: Array
-    ) -> AutoregressiveState:
-        """The state before the prefill of a next turn."""
-        return AutoregressiveState(
-            sequences=sequences,
-            cache=replace(state.cache, length=kept),
-            rounds=jnp.zeros_like(state.rounds),
-            accepted_histogram=jnp.zeros_like(state.accepted_histogram),
-        )
+    def extend(self, state: AutoregressiveState, kept: Array) -> AutoregressiveState:
+        """The state as it is."""
+        del kept
+        return state
 
     def step(
         self, state: AutoregressiveState, params: Params, forward: ForwardFn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -74,6 +75,7 @@ class Chat:
         self._batch: Batch | None = None
         self._stream: TextStream | None = None
         self._cached: tuple[int, ...] = ()
+        self._read_as: Hashable = None
         self.messages: list[dict[str, str]] = []
         self.turns: list[TurnStats] = []
         self.reset()
@@ -106,7 +108,9 @@ class Chat:
         prompt = tuple(self._tokenizer.encode_chat(messages))
         check_lengths(self._lm, len(prompt), self._settings.max_new_tokens)
 
-        kept = _common(prompt[:-1], self._cached)  # nothing where there is no batch
+        reading = self._reading(len(prompt))
+        # Nothing is kept where there is no batch.
+        kept = _common(prompt[:-1], self._cached) if reading == self._read_as else 0
         request = Request(prompt[kept:], self._settings.seed(0))
         if self._batch is None:
             batch = Batch(self._lm, self._decoder, self._settings)
@@ -116,7 +120,7 @@ class Chat:
             batch = self._batch
             self._cached = self._cached[:kept]
             batch.extend(kept, request)
-        self.messages = messages
+        self.messages, self._read_as = messages, reading
 
         def end(text: str, result: GenerationResult | None) -> None:
             self._stream = None
@@ -131,6 +135,12 @@ class Chat:
 
         self._stream = TextStream(batch, request, self._rounds_per_chunk, prompt=prompt, on_end=end)
         return self._stream
+
+    def _reading(self, prompt_length: int) -> Hashable:
+        """What the keys of this turn's text depend on (`LanguageModel.reading`)."""
+        if self._lm.reading is None:
+            return None
+        return self._lm.reading(prompt_length, prompt_length + self._settings.max_new_tokens)
 
     def _cancel(self) -> None:
         if self._stream is not None:

@@ -27,7 +27,7 @@ from lookahead_jax.pool import Pool
 from lookahead_jax.prefill import prefill
 from lookahead_jax.processors import LogitProcessor
 from lookahead_jax.sampling import Greedy, Policy, Sample, Sampling
-from lookahead_jax.sequences import LogProbs, Sequences, append, context, last_token
+from lookahead_jax.sequences import LogProbs, Sequences, append, context, extent, last_token
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, Params
 from lookahead_jax.validation import check_round
 from lookahead_jax.verify import Verdict, log_probability, verify_greedy, verify_sample
@@ -89,7 +89,7 @@ def init_state(
         pool = jax.vmap(pool_lib.insert_sequence)(pool, sequences.tokens, sequences.length)
     return DecodeState(
         sequences=sequences,
-        cache=init_cache(cache_spec, batch_size, capacity),
+        cache=init_cache(cache_spec, batch_size, capacity, extent(sequences)),
         window=jax.vmap(lambda level: window_lib.init_window(config, level))(first_level),
         pool=pool,
         rounds=jnp.zeros((batch_size,), jnp.int32),
@@ -105,32 +105,19 @@ def prefill_state(
     return replace(state, cache=cache)
 
 
-def extend_state(
-    state: DecodeState, sequences: Sequences, kept: Array, *, config: LookaheadConfig
-) -> DecodeState:
-    """The state before the prefill of a next turn.
-
-    Of the cache the first `kept` tokens stay, which must be the same as before; pool and window are
-    carried over, and the pool learns the new tokens. The counts begin anew.
+def learn_turn(state: DecodeState, kept: Array, *, config: LookaheadConfig) -> DecodeState:
+    """The state whose pool has learnt the tokens of a next turn; pool and window are carried over.
 
     Args:
-        state: The state after the last turn.
-        sequences: The text with the new tokens (`sequences.extend`).
-        kept: int32 [B], tokens of the cache that are still right, at most `sequences.length - 1`.
+        state: The state with the text of the next turn.
+        kept: int32 [B], tokens from before, at most `sequences.length - 1`.
         config: W, N, G and the schedule.
     """
-    pool = state.pool
-    if config.pool_from_prompt and config.guess_set_size:
-        first = jnp.maximum(kept - config.suffix_length, 0)
-        pool = jax.vmap(pool_lib.insert_sequence)(pool, sequences.tokens, sequences.length, first)
-    return replace(
-        state,
-        sequences=sequences,
-        cache=replace(state.cache, length=kept),
-        pool=pool,
-        rounds=jnp.zeros_like(state.rounds),
-        accepted_histogram=jnp.zeros_like(state.accepted_histogram),
-    )
+    if not (config.pool_from_prompt and config.guess_set_size):
+        return state
+    text, first = state.sequences, jnp.maximum(kept - config.suffix_length, 0)
+    insert = jax.vmap(pool_lib.insert_sequence)
+    return replace(state, pool=insert(state.pool, text.tokens, text.length, first))
 
 
 def round(

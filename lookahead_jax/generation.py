@@ -49,9 +49,9 @@ class Lookahead:
         """See `decoding.prefill_state`."""
         return decoding.prefill_state(state, params, forward=forward, chunk=chunk)
 
-    def extend(self, state: DecodeState, sequences: Sequences, kept: Array) -> DecodeState:
-        """See `decoding.extend_state`."""
-        return decoding.extend_state(state, sequences, kept, config=self.config)
+    def extend(self, state: DecodeState, kept: Array) -> DecodeState:
+        """See `decoding.learn_turn`."""
+        return decoding.learn_turn(state, kept, config=self.config)
 
     def step(self, state: DecodeState, params: Params, forward: ForwardFn) -> DecodeState:
         """See `decoding.round`."""

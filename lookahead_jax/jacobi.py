@@ -29,7 +29,7 @@ from lookahead_jax.prefill import prefill
 from lookahead_jax.prompts import Prompt
 from lookahead_jax.results import GenerationResult
 from lookahead_jax.sampling import Greedy
-from lookahead_jax.sequences import Sequences, append, last_token
+from lookahead_jax.sequences import Sequences, append, extent, last_token
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, LanguageModel, Params
 
 
@@ -130,7 +130,7 @@ class Jacobi:
         shape = (batch_size, self.block_size)
         return JacobiState(
             sequences=sequences,
-            cache=init_cache(cache_spec, batch_size, capacity),
+            cache=init_cache(cache_spec, batch_size, capacity, extent(sequences)),
             guesses=jnp.broadcast_to(last_token(sequences)[:, None], shape),
             rounds=jnp.zeros((batch_size,), jnp.int32),
             accepted_histogram=jnp.zeros(shape, jnp.int32),
@@ -143,15 +143,10 @@ class Jacobi:
         cache = prefill(state.cache, state.sequences, params, forward=forward, chunk=chunk)
         return replace(state, cache=cache)
 
-    def extend(self, state: JacobiState, sequences: Sequences, kept: Array) -> JacobiState:
-        """The state before the prefill of a next turn."""
-        return replace(
-            state,
-            sequences=sequences,
-            cache=replace(state.cache, length=kept),
-            rounds=jnp.zeros_like(state.rounds),
-            accepted_histogram=jnp.zeros_like(state.accepted_histogram),
-        )
+    def extend(self, state: JacobiState, kept: Array) -> JacobiState:
+        """The state as it is: the guesses are carried over."""
+        del kept
+        return state
 
     def step(self, state: JacobiState, params: Params, forward: ForwardFn) -> JacobiState:
         """One sweep."""

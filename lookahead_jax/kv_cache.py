@@ -6,7 +6,7 @@ and a scan over layers with the cache as `xs`/`ys` copies all of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,23 @@ from lookahead_jax.typing import Array, CacheSpec
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Extent:
+    """How long a text is, and how long it can get, on which rotary embeddings may depend."""
+
+    prompt_length: Array  # int32 [B]
+    max_length: Array  # int32 [B], prompt and output
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class KVCache:
     """The committed prefix. What lies behind `length` is leftover and masked."""
 
     keys: tuple[Array, ...]  # L arrays [B, K, C, D]
     values: tuple[Array, ...]  # L arrays [B, K, C, D]
     length: Array  # int32 [B]
+    extent: Extent | None = None
+    """Of the text that is being written; None where there is none, as for a block on its own."""
 
 
 @jax.tree_util.register_dataclass
@@ -34,14 +45,16 @@ class BlockKV:
     values: tuple[Array, ...]  # L arrays [B, K, T, D]
 
 
-def init_cache(spec: CacheSpec, batch_size: int, capacity: int) -> KVCache:
+def init_cache(
+    spec: CacheSpec, batch_size: int, capacity: int, extent: Extent | None = None
+) -> KVCache:
     """An empty cache for `capacity` tokens a sequence."""
     shape = (batch_size, spec.num_kv_heads, capacity, spec.head_dim)
 
     def buffers() -> tuple[Array, ...]:
         return tuple(jnp.zeros(shape, spec.dtype) for _ in range(spec.num_layers))
 
-    return KVCache(buffers(), buffers(), jnp.zeros((batch_size,), jnp.int32))
+    return KVCache(buffers(), buffers(), jnp.zeros((batch_size,), jnp.int32), extent)
 
 
 def grow(cache: KVCache, capacity: int) -> KVCache:
@@ -51,7 +64,7 @@ def grow(cache: KVCache, capacity: int) -> KVCache:
         more = [(0, 0), (0, 0), (0, capacity - buffers[0].shape[2]), (0, 0)]
         return tuple(jnp.pad(x, more) for x in buffers)
 
-    return KVCache(grown(cache.keys), grown(cache.values), cache.length)
+    return replace(cache, keys=grown(cache.keys), values=grown(cache.values))
 
 
 def commit(cache: KVCache, block: BlockKV, rows: Array, advance: Array) -> KVCache:
@@ -92,7 +105,12 @@ def commit(cache: KVCache, block: BlockKV, rows: Array, advance: Array) -> KVCac
     one = batch_size == 1
     buffers = write(0, buffers) if one else lax.fori_loop(0, batch_size, write, buffers)
     num_layers = len(cache.keys)
-    return KVCache(buffers[:num_layers], buffers[num_layers:], cache.length + advance)
+    return replace(
+        cache,
+        keys=buffers[:num_layers],
+        values=buffers[num_layers:],
+        length=cache.length + advance,
+    )
 
 
 def _take_rows(x: Array, rows: Array) -> Array:

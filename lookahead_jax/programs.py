@@ -22,7 +22,7 @@ from jax.experimental import checkify
 from lookahead_jax import kv_cache
 from lookahead_jax import sequences as sequences_lib
 from lookahead_jax.kv_cache import KVCache
-from lookahead_jax.sequences import Sequences, extend, init_sequences
+from lookahead_jax.sequences import Sequences, extend, extent, init_sequences
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, Params
 
 MAX_PREFILL_CHUNK = 256
@@ -80,8 +80,11 @@ class Decoder(Protocol[S]):
         """The state with the prompts read."""
         ...
 
-    def extend(self, state: S, sequences: Sequences, kept: Array) -> S:
-        """The state before the prefill of a next turn; `kept` [B] tokens of the cache stay."""
+    def extend(self, state: S, kept: Array) -> S:
+        """What is the decoder's own of a next turn, whose text is in the state already.
+
+        `kept` int32 [B] is the number of tokens from before.
+        """
         ...
 
     def step(self, state: S, params: Params, forward: ForwardFn) -> S:
@@ -134,7 +137,8 @@ class Program:
     def extend(self, state: Any, requests: Requests, kept: Array, params: Params) -> Any:
         """The state with a next turn read: `kept` [B] tokens of the text stay, new ones follow.
 
-        The capacity must hold `kept + P` tokens.
+        The first `kept` tokens of the cache must still be right. The counts begin anew. The
+        capacity must hold `kept + P` tokens.
         """
         sequences = extend(
             state.sequences,
@@ -143,8 +147,14 @@ class Program:
             requests.prompt_length,
             requests.max_new_tokens,
         )
-        state = self.decoder.extend(state, sequences, kept)
-        return self._prefill(state, requests, params)
+        state = replace(
+            state,
+            sequences=sequences,
+            cache=replace(state.cache, length=kept, extent=extent(sequences)),
+            rounds=jnp.zeros_like(state.rounds),
+            accepted_histogram=jnp.zeros_like(state.accepted_histogram),
+        )
+        return self._prefill(self.decoder.extend(state, kept), requests, params)
 
     def _prefill(self, state: Any, requests: Requests, params: Params) -> Any:
         chunk = min(requests.prompt.shape[1], MAX_PREFILL_CHUNK)
@@ -195,13 +205,18 @@ class _Signature:
     @classmethod
     def of(cls, args: tuple[Any, ...]) -> _Signature:
         leaves, treedef = jax.tree.flatten(args)
-        return cls(treedef, tuple((x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves))
+        return cls(treedef, tuple((x.shape, x.dtype, _committed_to(x)) for x in leaves))
 
     def abstract(self) -> tuple[Any, ...]:
         return jax.tree.unflatten(
             self.treedef,
             [jax.ShapeDtypeStruct(shape, dtype, sharding=at) for shape, dtype, at in self.leaves],
         )
+
+
+def _committed_to(x: Any) -> Any:
+    """Where an argument must be: None for what goes wherever the others are."""
+    return getattr(x, "sharding", None) if getattr(x, "committed", True) else None
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from lookahead_jax.kv_cache import Extent
 from lookahead_jax.processors import TextContext
 from lookahead_jax.typing import Array
 
@@ -82,6 +83,11 @@ def context(sequences: Sequences) -> TextContext:
         prompt_length=sequences.prompt_length,
         stop_tokens=sequences.stop_tokens,
     )
+
+
+def extent(sequences: Sequences) -> Extent:
+    """How long the texts are and can get, in buffers of its own: the state is donated."""
+    return Extent(jnp.copy(sequences.prompt_length), jnp.copy(sequences.max_length))
 
 
 def extend(

@@ -13,7 +13,7 @@ Shape letters, used in every docstring of the package:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -114,3 +114,6 @@ class LanguageModel:
     stop_tokens: tuple[int, ...] = ()
     """Token ids that end an answer."""
     tokenizer: Tokenizer | None = None
+    reading: Callable[[int, int], Hashable] | None = None
+    """Of a text's prompt length and greatest length, what its keys depend on besides tokens and
+    positions. Where it changes, a conversation is read anew from its start. None: on nothing."""

@@ -21,7 +21,8 @@ class LinearScaling:
 class DynamicScaling:
     """NTK-aware base that grows with the length, beyond the length of training.
 
-    A row at position p has the frequencies of a text of p + 1 tokens, as in cached decoding.
+    Rows of the prompt have the frequencies of its whole length, later ones at position p those of a
+    text of p + 1 tokens, as in transformers' cached decoding.
     """
 
     factor: float
@@ -52,13 +53,16 @@ class YarnScaling:
 
 @dataclass(frozen=True)
 class LongRopeScaling:
-    """One divisor per frequency, for texts of up to the original length.
+    """LongRoPE: one divisor per frequency, and others for long texts.
 
-    Checkpoints have another set for longer ones, which would have to be read anew from the start
-    once they are longer; the context ends there instead.
+    A text that can get longer than the original length is long from its start, as where llama.cpp
+    and vLLM decide by the size of the context. (transformers decides anew for every token, and
+    reads the whole text again when it crosses that length: its text is the same where prompt and
+    output stay below, or where the prompt is beyond.)
     """
 
-    factors: tuple[float, ...]
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
     original_max_position_embeddings: int
     attention_factor: float
 
@@ -147,6 +151,9 @@ class Norm:
 
     offset: float = 0.0
     """Added to the stored scale: Gemma stores the difference from 1."""
+
+    rounds_last: bool = False
+    """Scale and bias are applied in float32; else after rounding to the activations' dtype."""
 
 
 @dataclass(frozen=True)

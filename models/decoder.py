@@ -146,7 +146,10 @@ class Decoder(nn.Module):
             rows = Embedding(last + 1, c.hidden_size, self.dtype, name="positions")()
             x = x + rows.rows(jnp.minimum(positions.reshape(-1), last), self.dtype).T
         ropes = dict.fromkeys(kind.rope for kind in c.layers)
-        turns = {rope: None if rope is None else rotation(rope, positions) for rope in ropes}
+        turns = {
+            rope: None if rope is None else rotation(rope, positions, cache.extent)
+            for rope in ropes
+        }
         block = Block(positions, block_mask, cache.length)
         keys, values = [], []
         for i, kind in enumerate(c.layers):

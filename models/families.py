@@ -6,7 +6,7 @@ Llama. Where a value would need something that the decoder does not have, it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,6 @@ from lookahead_jax.models.config import (
     DynamicScaling,
     Experts,
     LayerKind,
-    LongRopeScaling,
     Norm,
     NormPlacement,
     QueryKeyNorm,
@@ -128,14 +127,24 @@ def read_gemma3_text(values: Values) -> DecoderConfig:
 
 def read_phi3(values: Values) -> DecoderConfig:
     """Phi 3 and 4: projections stored as one; partial and long rotary embeddings."""
-    return _with_windows(_base(values, partial=True), _window(values), always=True)
+    known = {name: value for name, value in values.values.items() if value is not None}
+    known.setdefault("original_max_position_embeddings", 4096)
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = known.get(name)
+        # Early files call it so.
+        if isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type")) == "yarn":
+            known[name] = {**rope, "rope_type": "longrope"}
+    config = _base(replace(values, values=known), partial=True)
+    return _with_windows(config, _window(values), always=True)
 
 
 def read_olmo2(values: Values) -> DecoderConfig:
     """OLMo 2: norms after attention and MLP, and of all query and key features together."""
     bias = values.flag("attention_bias", False)
+    config = _base(values)
     return replace(
-        _base(values),
+        config,
+        norm=replace(config.norm, rounds_last=True),
         placement=NormPlacement.AFTER,
         qk_norm=QueryKeyNorm.ALL,
         qkv_bias=bias,
@@ -181,7 +190,7 @@ def read_gpt2(values: Values) -> DecoderConfig:
         head_dim=hidden_size // heads,
         layers=(LayerKind(rope=None),) * values.integer("n_layer", most=MOST_LAYERS),
         max_position_embeddings=values.integer("n_positions"),
-        norm=Norm(values.number("layer_norm_epsilon", 1e-5), centered=True),
+        norm=Norm(values.number("layer_norm_epsilon", 1e-5), centered=True, rounds_last=True),
         activation=_activation(values, "activation_function", "gelu_new"),
         gated=False,
         qkv_bias=True,
@@ -242,9 +251,6 @@ def _base(
     length = values.integer("max_position_embeddings", 2048)
     if isinstance(rope.scaling, DynamicScaling):
         length = int(length * rope.scaling.factor)  # what the file says is the original length
-    if isinstance(rope.scaling, LongRopeScaling):
-        # Beyond, transformers reads the whole text again with other frequencies.
-        length = min(length, rope.scaling.original_max_position_embeddings)
     return check_heads(
         DecoderConfig(
             vocab_size=values.integer("vocab_size"),
@@ -275,7 +281,7 @@ def _gemma(values: Values) -> DecoderConfig:
     bias = values.flag("attention_bias", False)
     return replace(
         config,
-        norm=replace(config.norm, offset=1.0),
+        norm=replace(config.norm, offset=1.0, rounds_last=True),
         placement=NormPlacement.AROUND,
         attention_scale=values.number("query_pre_attn_scalar", 256.0) ** -0.5,
         embedding_scale=config.hidden_size**0.5,

@@ -88,15 +88,16 @@ class Normalise(nn.Module):
             wide = wide - jnp.mean(wide, axis=0, keepdims=True)
         mean_square = jnp.mean(jnp.square(wide), axis=0, keepdims=True)
         wide = wide * lax.rsqrt(mean_square + self.norm.epsilon)
+        # Families differ in when they round to the dtype of the activations.
+        y = wide if self.norm.rounds_last else wide.astype(x.dtype)
+        scale = scale.astype(y.dtype)
         if self.norm.offset:
-            # Gemma multiplies before it rounds to the dtype of the activations.
-            offset = scale.astype(jnp.float32) + np.float32(self.norm.offset)
-            return (wide * offset.reshape(shape)).astype(x.dtype)
-        y = wide.astype(x.dtype) * scale.reshape(shape)
+            scale = scale + np.asarray(self.norm.offset, y.dtype)
+        y = y * scale.reshape(shape)
         if self.norm.centered:
             bias = self.param("bias", nn.initializers.zeros_init(), x.shape[:1], x.dtype)
-            y = y + bias.reshape(shape)
-        return y
+            y = y + bias.astype(y.dtype).reshape(shape)
+        return y.astype(x.dtype)
 
 
 class MLP(nn.Module):

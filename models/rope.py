@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from lookahead_jax.kv_cache import Extent
 from lookahead_jax.models.config import (
+    DecoderConfig,
     DynamicScaling,
     FrequencyFactors,
     LinearScaling,
@@ -20,24 +25,27 @@ from lookahead_jax.models.config import (
 from lookahead_jax.typing import Array
 
 
-def frequencies(rope: Rope, positions: Array) -> Array:
+def frequencies(rope: Rope, positions: Array, extent: Extent | None = None) -> Array:
     """Radians per position, float32 [B or 1, T or 1, dims / 2], scaled as the checkpoint says.
 
-    Only dynamic scaling looks at the positions, int32 [B, T].
+    Only dynamic scaling looks at the positions, int32 [B, T], and only it and long rope at the
+    extent of the text.
     """
     exponents = np.arange(0, rope.dims, 2, dtype=np.float32) / rope.dims
     plain = 1.0 / np.power(np.float32(rope.theta), exponents)
     match rope.scaling:
         case LinearScaling(factor):
             scaled = plain / np.float32(factor)
-        case FrequencyFactors(factors) | LongRopeScaling(factors):
+        case FrequencyFactors(factors):
             scaled = plain / np.asarray(factors, np.float32)
+        case LongRopeScaling() as scaling:
+            return _long_rope(plain, scaling, extent)
         case Llama3Scaling() as scaling:
             scaled = _llama3(plain, scaling)
         case YarnScaling() as scaling:
             scaled = _yarn(plain, rope, scaling)
         case DynamicScaling() as scaling:
-            return _dynamic(rope, scaling, exponents, positions)
+            return _dynamic(rope, scaling, exponents, positions, extent)
         case None:
             scaled = plain
     return jnp.asarray(scaled)[None, None]
@@ -68,17 +76,41 @@ def _yarn(plain: np.ndarray, rope: Rope, scaling: YarnScaling) -> np.ndarray:
     return (plain / scaling.factor * ramp + plain * (1 - ramp)).astype(np.float32)
 
 
-def _dynamic(rope: Rope, scaling: DynamicScaling, exponents: np.ndarray, positions: Array) -> Array:
+def _long_rope(plain: np.ndarray, scaling: LongRopeScaling, extent: Extent | None) -> Array:
+    short, long = (
+        jnp.asarray(plain / np.asarray(factors, np.float32))[None, None]
+        for factors in (scaling.short_factors, scaling.long_factors)
+    )
+    if extent is None:
+        return short
+    return jnp.where(is_long(scaling, extent.max_length)[:, None, None], long, short)
+
+
+def is_long(scaling: LongRopeScaling, max_length: Any) -> Any:
+    """Whether a text of so many tokens is long. Its last token is never read."""
+    return max_length - 1 > scaling.original_max_position_embeddings
+
+
+def _dynamic(
+    rope: Rope,
+    scaling: DynamicScaling,
+    exponents: np.ndarray,
+    positions: Array,
+    extent: Extent | None,
+) -> Array:
     original = scaling.original_max_position_embeddings
-    length = jnp.maximum(positions + 1, original).astype(jnp.float32)[:, :, None]
+    length = jnp.maximum(positions + 1, original)
+    if extent is not None:
+        length = jnp.maximum(length, extent.prompt_length[:, None])
+    length = length.astype(jnp.float32)[:, :, None]
     stretch = scaling.factor * length / original - (scaling.factor - 1)
     theta = rope.theta * stretch ** (rope.dims / (rope.dims - 2))
     return 1.0 / theta ** exponents[None, None]
 
 
-def rotation(rope: Rope, positions: Array) -> tuple[Array, Array]:
+def rotation(rope: Rope, positions: Array, extent: Extent | None = None) -> tuple[Array, Array]:
     """Cosines and sines, float32 [B, T, dims / 2], of positions int32 [B, T]."""
-    angles = positions[:, :, None].astype(jnp.float32) * frequencies(rope, positions)
+    angles = positions[:, :, None].astype(jnp.float32) * frequencies(rope, positions, extent)
     turn = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=-1)
     if isinstance(rope.scaling, YarnScaling | LongRopeScaling):
         turn = turn * np.float32(rope.scaling.attention_factor)
@@ -110,3 +142,26 @@ def rotate(x: Array, cosines: Array, sines: Array) -> Array:
     if rest.shape[-1]:
         turned.append(rest)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the keys of a text depend on, as `LanguageModel.reading` has it."""
+
+    scalings: tuple[DynamicScaling | LongRopeScaling, ...]
+
+    def __call__(self, prompt_length: int, max_length: int) -> Hashable:
+        """Equal values: the keys of one text are right for the other, where they agree."""
+        return tuple(
+            is_long(scaling, max_length)
+            if isinstance(scaling, LongRopeScaling)
+            else max(prompt_length, scaling.original_max_position_embeddings)
+            for scaling in self.scalings
+        )
+
+
+def reading(config: DecoderConfig) -> Reading | None:
+    """Of a model whose rotary embeddings depend on the extent of a text; else None."""
+    scalings = dict.fromkeys(kind.rope.scaling for kind in config.layers if kind.rope is not None)
+    found = tuple(x for x in scalings if isinstance(x, DynamicScaling | LongRopeScaling))
+    return Reading(found) if found else None

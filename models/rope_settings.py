@@ -78,7 +78,7 @@ def _scaling(values: Values, rope: Values, dims: int) -> RopeScaling | None:
                 factor=rope.number("factor"),
                 low_freq_factor=rope.number("low_freq_factor"),
                 high_freq_factor=rope.number("high_freq_factor"),
-                original_max_position_embeddings=rope.integer("original_max_position_embeddings"),
+                original_max_position_embeddings=_original_length(values, rope),
             )
             if scaling.high_freq_factor <= scaling.low_freq_factor:
                 raise rope.wrong("high_freq_factor", "greater than low_freq_factor")
@@ -124,17 +124,18 @@ def _longrope(values: Values, rope: Values, dims: int) -> LongRopeScaling:
     if factor > 1:
         attention_factor = math.sqrt(1 + math.log(factor) / math.log(original))
     return LongRopeScaling(
-        factors=_factors(rope, "short_factor", dims),
+        short_factors=_factors(rope, "short_factor", dims),
+        long_factors=_factors(rope, "long_factor", dims),
         original_max_position_embeddings=original,
         attention_factor=rope.number("attention_factor", attention_factor),
     )
 
 
 def _original_length(values: Values, rope: Values) -> int:
+    """As transformers has it, a value at the top level goes before one among the settings."""
     name = "original_max_position_embeddings"
-    if rope.has(name):
-        return rope.integer(name)
-    return values.integer(name, values.integer("max_position_embeddings", 2048))
+    holder = rope if rope.has(name) and not values.has(name) else values
+    return holder.integer(name, values.integer("max_position_embeddings", 2048))
 
 
 def _factors(rope: Values, name: str, dims: int) -> tuple[float, ...]:

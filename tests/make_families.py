@@ -38,6 +38,8 @@ SEED = 4
 ATTEMPTS = 60
 PROMPT_LENGTH = 20
 NEW_TOKENS = 24
+BEYOND = 10
+"""Tokens that a prompt beyond the original length has more."""
 DECIMALS = 5
 SMALLEST_GAP = 2e-3
 FEWEST_DIFFERENT_TOKENS = 10
@@ -521,6 +523,13 @@ def attempt(name: str, number: int):
         golden["whole"] = {
             "positions": WHOLE_POSITIONS,
             "logits": numbers(forward(model, text), WHOLE_POSITIONS),
+        }
+        beyond = text[: PROMPT_LENGTH + BEYOND]
+        written, logits = generate(model, beyond)
+        golden["beyond"] = {
+            "prompt": beyond,
+            "decode": written,
+            "gap": round(smallest_gap(logits), DECIMALS),
         }
     difference = (decode_logits - uncached_logits).abs().max().item()
     if family.model_type == "llama" and family.switch_length:

@@ -42,6 +42,8 @@ def leaves_of(state):
         (cache.keys[0], (B, 1, A, 1)),
         (cache.values[0], (B, 1, A, 1)),
         (cache.length, (B,)),
+        (cache.extent.prompt_length, (B,)),
+        (cache.extent.max_length, (B,)),
         (window.base, (B, W + N - 3)),
         (window.levels, (B, R - 1, W)),
         (window.stage, (B,)),
