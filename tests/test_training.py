@@ -130,29 +130,39 @@ def uninterrupted(tmp_path_factory):
     return train(directory, repeating(), SMALL, save_every=3), directory
 
 
-@pytest.mark.parametrize(
-    ("at", "error"), [(2, KeyboardInterrupt), (2, RuntimeError), (5, RuntimeError)]
-)
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, uninterrupted, at, error):
-    """Ctrl-C saves the step; after any other end the run goes on from the last checkpoint."""
+@pytest.mark.parametrize(("at", "stop"), [(2, True), (2, False), (5, False)])
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, uninterrupted, at, stop):
+    """One that is stopped saves the step; after any other end it goes on from a checkpoint."""
     state, directory = uninterrupted
     seen = []
 
-    def interrupt(loss):
+    def progress(loss):
         seen.append(loss.step)
-        if loss.step == at:
-            raise error
+        if loss.step == at and not stop:
+            raise RuntimeError("the machine is gone")
 
-    with pytest.raises(error):
-        train(tmp_path, repeating(), SMALL, save_every=3, progress=interrupt)
-    resumed = train(tmp_path, repeating(), SMALL, save_every=3, progress=interrupt_none(seen))
-    assert seen[at] == (at if error is KeyboardInterrupt else at - at % 3) + 1
+    if stop:
+        stopped = train(
+            tmp_path,
+            repeating(),
+            SMALL,
+            save_every=3,
+            progress=progress,
+            should_stop=lambda: len(seen) == at - 1,
+        )
+        assert int(stopped.step) == at
+    else:
+        with pytest.raises(RuntimeError):
+            train(tmp_path, repeating(), SMALL, save_every=3, progress=progress)
+        with (tmp_path / "losses.jsonl").open("a") as file:
+            file.write('{"step": 9')  # killed while writing
+    steps = []
+    resumed = train(
+        tmp_path, repeating(), SMALL, save_every=3, progress=lambda loss: steps.append(loss.step)
+    )
+    assert steps[0] == (at if stop else at - at % 3) + 1
     assert_same(resumed, state)
     assert read_losses(tmp_path) == read_losses(directory)
-
-
-def interrupt_none(seen):
-    return lambda loss: seen.append(loss.step)
 
 
 def test_a_finished_run_has_nothing_left_to_do(uninterrupted):
@@ -162,12 +172,17 @@ def test_a_finished_run_has_nothing_left_to_do(uninterrupted):
 
 
 def test_other_settings_are_refused(tmp_path):
-    (tmp_path / "settings.json").write_text(json.dumps(asdict(SMALL)))
+    (tmp_path / "settings.json").write_text(
+        json.dumps({**asdict(SMALL), "text": repeating().fingerprint})
+    )
     with pytest.raises(LookaheadError, match=r"a training with seed = 0, and 5 was asked for"):
         train(tmp_path, repeating(), replace(SMALL, seed=5))
     (tmp_path / "settings.json").write_text("{")
     with pytest.raises(LookaheadError, match=r"settings.json is damaged"):
         train(tmp_path, repeating(), SMALL)
+    (tmp_path / "losses.jsonl").write_text("{\n")
+    with pytest.raises(LookaheadError, match=r"losses.jsonl is damaged"):
+        read_losses(tmp_path)
 
 
 # What comes out

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -88,11 +91,39 @@ def main(
                 bits = loss.held_out / math.log(2)
                 bar.console.print(f"step {loss.step}: held out {bits:.3f} bits per byte")
 
-        state = train(directory, corpus, settings, save_every=save_every, progress=show)
+        with _interrupts() as interrupted:
+            state = train(
+                directory,
+                corpus,
+                settings,
+                save_every=save_every,
+                progress=show,
+                should_stop=lambda: bool(interrupted),
+            )
+    if interrupted and int(state.step) < steps:
+        console.print(f"stopped and saved after step {int(state.step)}: the same command goes on")
+        raise typer.Exit(130)
     export(directory / "model", state.params, settings)
-    plot_losses(directory / "loss.png", read_losses(directory), batch_size * length)
     bits = held_out_loss(state.params, corpus, settings) / math.log(2)
     console.print(f"{directory / 'model'}: {bits:.3f} bits per byte of held-out text")
+    plot_losses(directory / "loss.png", read_losses(directory), batch_size * length)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[bool]]:
+    """Collects Ctrl-C instead of raising it in the middle of a step; the second one raises."""
+    noted: list[bool] = []
+
+    def note(*_: object) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(True)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run() -> int:
@@ -106,9 +137,6 @@ def run() -> int:
     except typer.TyperException as error:
         console.print(f"error: {error.format_message()} (--help lists the options)", markup=False)
         return 2
-    except KeyboardInterrupt:
-        console.print("interrupted: the same command goes on from here")
-        return 130
     return code or 0
 
 

@@ -46,6 +46,11 @@ class Corpus:
     training: np.ndarray
     held_out: np.ndarray
 
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all tokens."""
+        return hashlib.sha256(self.training.tobytes() + self.held_out.tobytes()).hexdigest()
+
     def batch(self, seed: int, step: int, batch_size: int, length: int) -> np.ndarray:
         """The training texts of a step, int32 [batch_size, length + 1]."""
         return _windows(self.training, np.random.default_rng((seed, step)), batch_size, length)

@@ -36,7 +36,9 @@ def export(directory: Path, params: Params, settings: TrainingSettings) -> None:
         stored = HUGGING_FACE[re.sub(r"^layers_\d+", "layers", name)]
         tensors[stored.format(*([layer[1]] if layer else []))] = leaf.astype(jnp.bfloat16)
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    (directory / "model.safetensors").chmod(0o644)
     _write_json(directory / "config.json", _hugging_face_config(settings.model))
+    _write_json(directory / "generation_config.json", {"eos_token_id": END})
     byte_tokenizer().save(str(directory / "tokenizer.json"))
     _write_json(
         directory / "tokenizer_config.json",

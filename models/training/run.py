@@ -53,11 +53,12 @@ def train(
     *,
     save_every: int = 100,
     progress: Progress = lambda loss: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> TrainingState:
     """Trains until `settings.steps`, from where an earlier run in the directory ended.
 
     A resumed run is the uninterrupted one, bit for bit: the texts of a step depend on its number
-    alone. On an interrupt the current state is saved before the exception goes on.
+    alone. A run that dies goes on from its last checkpoint.
 
     Args:
         directory: For checkpoints, losses and settings; made where it is missing.
@@ -65,12 +66,13 @@ def train(
         settings: What decides the weights.
         save_every: Steps between two checkpoints, each with a held-out loss.
         progress: Told of every step.
+        should_stop: Asked after every step; if it says so, the state is saved and returned early.
 
     Raises:
         LookaheadError: The directory belongs to a training with other settings.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    _claim(directory / SETTINGS_FILE, settings)
+    _claim(directory / SETTINGS_FILE, {**asdict(settings), "text": corpus.fingerprint})
     step_once, measure = _compiled(settings)
     held_out = corpus.held_out_batches(settings.batch_size, settings.length, HELD_OUT_BATCHES)
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
@@ -79,22 +81,21 @@ def train(
         losses = read_losses(directory, int(state.step))
         _write_losses(directory, losses)
         step = int(state.step)
-        try:
-            while step < settings.steps:
-                texts = corpus.batch(settings.seed, step, settings.batch_size, settings.length)
-                state, value = step_once(state, jnp.asarray(texts))
-                step += 1
-                loss = Loss(step, float(value))
-                if step % save_every == 0 or step == settings.steps:
-                    whole = np.mean([measure(state.params, jnp.asarray(x)) for x in held_out])
-                    loss = Loss(step, float(value), float(whole))
-                    _save(manager, state, step)
-                _append_loss(directory, loss)
-                progress(loss)
-        except KeyboardInterrupt:
-            if manager.latest_step() != step and int(state.step) == step:
+        stopping = False
+        while step < settings.steps and not stopping:
+            texts = corpus.batch(settings.seed, step, settings.batch_size, settings.length)
+            state, value = step_once(state, jnp.asarray(texts))
+            step += 1
+            loss = Loss(step, float(value))
+            due = step % save_every == 0 or step == settings.steps
+            stopping = should_stop()
+            if due:
+                whole = np.mean([measure(state.params, jnp.asarray(x)) for x in held_out])
+                loss = Loss(step, float(value), float(whole))
+            _append_loss(directory, loss)  # before the checkpoint, which promises it is there
+            if due or stopping:
                 _save(manager, state, step)
-            raise
+            progress(loss)
     return state
 
 
@@ -108,7 +109,7 @@ def _compiled(settings: TrainingSettings) -> tuple[Callable[..., Any], Callable[
 def held_out_loss(params: Params, corpus: Corpus, settings: TrainingSettings) -> float:
     """Mean cross-entropy of held-out text, in nats a byte."""
     _, measure = _compiled(settings)
-    texts = corpus.held_out_batches(settings.batch_size, settings.length, HELD_OUT_BATCHES)
+    texts = corpus.held_out_batches(settings.batch_size, settings.length, 8 * HELD_OUT_BATCHES)
     return float(np.mean([measure(params, jnp.asarray(x)) for x in texts]))
 
 
@@ -117,7 +118,12 @@ def read_losses(directory: Path, last: int | None = None) -> list[Loss]:
     path = directory / LOSSES_FILE
     if not path.is_file():
         return []
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]  # a run that was killed may have left half a line
+    try:
+        lines = [json.loads(line) for line in whole.splitlines()]
+    except ValueError as error:
+        raise LookaheadError(f"{path} is damaged: {error}") from error
     return [Loss(**line) for line in lines if last is None or line["step"] <= last]
 
 
@@ -131,9 +137,8 @@ def _append_loss(directory: Path, loss: Loss) -> None:
         file.write(f"{json.dumps(asdict(loss))}\n")
 
 
-def _claim(path: Path, settings: TrainingSettings) -> None:
-    """Writes the settings down, or compares them with those of an earlier run."""
-    ours = asdict(settings)
+def _claim(path: Path, ours: dict[str, Any]) -> None:
+    """Writes settings and text down, or compares them with those of an earlier run."""
     if not path.exists():
         path.write_text(json.dumps(ours, indent=1) + "\n", encoding="utf-8")
         return
@@ -145,7 +150,7 @@ def _claim(path: Path, settings: TrainingSettings) -> None:
         if theirs.get(name) != value:
             raise LookaheadError(
                 f"{path.parent} holds a training with {name} = {theirs.get(name)}, and {value} was "
-                f"asked for: use the same settings, or another directory"
+                f"asked for: use the same settings and text, or another directory"
             )
 
 
