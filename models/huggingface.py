@@ -13,6 +13,7 @@ from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models.checkpoint import Checkpoint, Values
 from lookahead_jax.models.config import DecoderConfig
 from lookahead_jax.models.families import FAMILIES
+from lookahead_jax.models.json_file import read_json, without_duplicates
 from lookahead_jax.models.names import HUGGING_FACE, HUGGING_FACE_BY_FAMILY, place
 from lookahead_jax.models.tokenizer import tokenizer_from_directory
 from lookahead_jax.models.weights import FLOATS, Progress, StoredTensor, Target, load_parameters
@@ -50,7 +51,7 @@ def load_directory(directory: Path, target: Target, progress: Progress | None = 
     """
     family, config = _read_family(directory)
     table = HUGGING_FACE_BY_FAMILY.get(family, HUGGING_FACE)
-    tensors = _stored_tensors(directory)
+    tensors = stored_tensors(directory)
 
     def ignore(name: str) -> bool:
         tied_head = config.tie_word_embeddings and name == table["head/weight"]
@@ -74,7 +75,7 @@ def read_config(directory: Path) -> DecoderConfig:
 def _read_family(directory: Path) -> tuple[str, DecoderConfig]:
     """What config.json says: the family, and the configuration."""
     path = directory / "config.json"
-    values = Values(_read_json(path), str(path))
+    values = Values(read_json(path), str(path))
     family = values.text("model_type")
     if family not in FAMILIES:
         raise LookaheadError(
@@ -88,7 +89,7 @@ def _read_family(directory: Path) -> tuple[str, DecoderConfig]:
     return family, FAMILIES[family].read(values)
 
 
-def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of the checkpoint by name, from one file or from the shards of an index."""
     index = directory / INDEX_FILE
     if (directory / SINGLE_FILE).is_file():
@@ -100,7 +101,7 @@ def _stored_tensors(directory: Path) -> dict[str, StoredTensor]:
                 f"expected {SINGLE_FILE}"
             )
         raise LookaheadError(f"{directory}: expected {SINGLE_FILE} or {INDEX_FILE}, found neither")
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise LookaheadError(f"{index}: weight_map must be an object that names the shards")
     tensors: dict[str, StoredTensor] = {}
@@ -137,7 +138,7 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
             pass
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length), object_pairs_hook=_without_duplicates)
+            header = json.loads(file.read(length), object_pairs_hook=without_duplicates)
     except FileNotFoundError as error:
         raise LookaheadError(f"{path}: no such file") from error
     except OSError as error:
@@ -169,7 +170,7 @@ def _stop_tokens(directory: Path) -> tuple[int, ...]:
         path = directory / name
         if name != "config.json" and not path.is_file():
             continue
-        raw = _read_json(path).get("eos_token_id")
+        raw = read_json(path).get("eos_token_id")
         if raw is None:
             continue
         ids = raw if isinstance(raw, list) else [raw]
@@ -177,27 +178,3 @@ def _stop_tokens(directory: Path) -> tuple[int, ...]:
             raise LookaheadError(f"{path}: eos_token_id must be a token id or a list, got {raw!r}")
         return tuple(ids)
     return ()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise LookaheadError(f"{path}: no such file") from error
-    except OSError as error:
-        raise LookaheadError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise LookaheadError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise LookaheadError(f"{path}: expected a JSON object")
-    return raw
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in result:
-            raise ValueError(f"{name} appears twice")
-        result[name] = value
-    return result

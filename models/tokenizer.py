@@ -68,6 +68,10 @@ class TransformersTokenizer:
         """Whether `encode_chat` works."""
         return bool(self._tokenizer.chat_template)
 
+    def save(self, directory: Path) -> None:
+        """Writes the tokenizer, chat template included, for `tokenizer_from_directory`."""
+        self._tokenizer.save_pretrained(directory)
+
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             text.encode("utf-8")

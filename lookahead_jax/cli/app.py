@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -296,15 +296,62 @@ def explain(
 
 
 @app.command()
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(metavar="SRC", help="The model: whatever --model of other commands takes."),
+    ],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DST", help="The directory to make.", show_default=False)
+    ],
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(
+            "--dtype",
+            metavar="NAME",
+            help="float32, bfloat16 or float16. Else: what the matrices of SRC have, and float32 "
+            "where they are quantised or not all alike.",
+            show_default=False,
+        ),
+    ] = None,
+    int8: Annotated[
+        bool,
+        typer.Option("--int8", help="Store matrices as int8 with a scale for each output channel."),
+    ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace the checkpoint that is at DST, once the new one is whole."
+        ),
+    ] = False,
+) -> None:
+    """Write a model as a checkpoint that loads at once: parameters by Orbax, and the tokenizer.
+
+    Nothing has to be dequantised, renamed or turned around any more when DST is loaded, and each
+    device reads its own part of it. A run that is interrupted leaves DST as it was.
+
+    The model is in the host's memory meanwhile; no accelerator is needed.
+
+    - `lookahead-jax convert smollm2-135m smollm2 --dtype bfloat16`
+    - `lookahead-jax generate "Why is the sky blue?" --model smollm2 --dtype bfloat16`
+    """
+    from lookahead_jax.cli.convert import run_convert
+
+    run_convert(source, destination, dtype, int8, overwrite)
+
+
+@app.command()
 def models() -> None:
     """List the families of models, and the models that go by a short name."""
     from rich.console import Console
 
     from lookahead_jax.cli.models import print_models
-    from lookahead_jax.models.demo import NAMED_MODELS, cache_directory
+    from lookahead_jax.models.demo import cache_directory
     from lookahead_jax.models.families import FAMILIES
+    from lookahead_jax.models.named_models import BUNDLED_MODELS, NAMED_MODELS
 
-    print_models(Console(highlight=False), FAMILIES, NAMED_MODELS.values(), str(cache_directory()))
+    named = (*BUNDLED_MODELS.values(), *NAMED_MODELS.values())
+    print_models(Console(highlight=False), FAMILIES, named, str(cache_directory()))
 
 
 def _engine(context: typer.Context, options: TextOptions) -> Engine:
