@@ -11,9 +11,6 @@ from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models.config import DecoderConfig
 from lookahead_jax.typing import Tokenizer
 
-SUPPORTED = "llama (Llama 2, 3, 3.1, 3.2, 3.3, SmolLM2)"
-"""The architectures of GGUF files, as messages name them."""
-
 MOST_LAYERS = 1000
 """More layers, or experts, than any model has: what a damaged file may claim takes no memory."""
 
@@ -42,10 +39,12 @@ class Values:
     Attributes:
         values: The names and values.
         source: Name of the file, for messages.
+        prefix: What the file has in front of every name, for messages.
     """
 
     values: Mapping[str, Any]
     source: str
+    prefix: str = ""
 
     def has(self, name: str) -> bool:
         """Whether there is a value other than null."""
@@ -87,14 +86,14 @@ class Values:
         """The error for a value that is not what it should be."""
         shown = repr(self.values.get(name))
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return LookaheadError(f"{self.source}: {name} must be {expected}, got {shown}")
+        return LookaheadError(f"{self.source}: {self.prefix}{name} must be {expected}, got {shown}")
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
         if value is not None:
             return value
         if default is None:
-            raise LookaheadError(f"{self.source}: {name} is missing")
+            raise LookaheadError(f"{self.source}: {self.prefix}{name} is missing")
         return default
 
 

@@ -1,91 +1,34 @@
 """The tokenizer that a GGUF file describes in its metadata.
 
-Two kinds exist among Llama models: byte-level BPE with explicit merges ("gpt2"), where a name
-stands for the way in which text is split before merging, and SentencePiece BPE ("llama"), whose
-merges follow from the pieces' scores.
+Two kinds exist among the models that are supported: byte-level BPE with explicit merges ("gpt2"),
+where a name stands for the way in which text is split before merging, and SentencePiece BPE
+("llama"), whose merges follow from the pieces' scores.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models.checkpoint import Values
+from lookahead_jax.models.gguf_splitting import SPLITTINGS, Splitting
 from lookahead_jax.models.tokenizer import TransformersTokenizer, wrap_tokenizer
 
 PREFIX = "tokenizer.ggml."
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
-"""Token types that stay whole wherever they appear in a text."""
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+"""Types of tokens; all but normal ones stay whole wherever they appear in a text."""
 
 SPACE = "\u2581"
 """How SentencePiece writes a space."""
 
-END_OF_TURN = ("<|eot_id|>", "<|im_end|>")
+END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 """Control tokens that end an answer even where the file does not name them as such."""
 
-CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-LLAMA3_SPLIT = (
-    CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-QWEN2_SPLIT = LLAMA3_SPLIT.replace("{1,3}", "")
-TEKKEN_SPLIT = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@dataclass(frozen=True)
-class Splitting:
-    """How a byte-level vocabulary splits text before merging.
-
-    Attributes:
-        pattern: Its own expression; None for GPT-2's.
-        single_digits: Digits are split off one by one, before GPT-2's expression.
-        whole_words: A piece that is in the vocabulary is taken whole, whatever the merges say.
-        adds_bos: A beginning-of-sequence token goes in front unless the file says otherwise.
-    """
-
-    pattern: str | None = None
-    single_digits: bool = False
-    whole_words: bool = False
-    adds_bos: bool = False
-
-
-_GPT2 = Splitting()
-_SINGLE_DIGITS = Splitting(single_digits=True)
-_LLAMA3 = Splitting(LLAMA3_SPLIT, whole_words=True, adds_bos=True)
-_QWEN2 = Splitting(QWEN2_SPLIT)
-
-SPLITTINGS = {
-    "gpt-2": _GPT2,
-    "olmo": _GPT2,
-    "smollm": _SINGLE_DIGITS,
-    "starcoder": _SINGLE_DIGITS,
-    "refact": _SINGLE_DIGITS,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "falcon3": _LLAMA3,
-    "smaug-bpe": Splitting(LLAMA3_SPLIT),
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "tekken": Splitting(TEKKEN_SPLIT, whole_words=True, adds_bos=True),
-}
-"""`tokenizer.ggml.pre` to the splitting it stands for."""
+STRIPS_NOTHING = ("<s>", "<unk>", "<|endoftext|>")
+"""The control tokens of Phi 3 that leave the white space after them alone. No key says so."""
 
 
 def tokenizer_from_metadata(metadata: Values) -> TransformersTokenizer | None:
@@ -98,7 +41,10 @@ def tokenizer_from_metadata(metadata: Values) -> TransformersTokenizer | None:
     if kind == "none":
         return None
     tokens = _list(metadata, "tokens", str)
-    adds_bos = True
+    types = [NORMAL] * len(tokens)
+    if metadata.has(f"{PREFIX}token_type"):
+        types = _list(metadata, "token_type", int, len(tokens))
+    adds_bos, strips = True, False
     if kind == "gpt2":
         name = metadata.text(f"{PREFIX}pre")
         if name not in SPLITTINGS:
@@ -110,13 +56,12 @@ def tokenizer_from_metadata(metadata: Values) -> TransformersTokenizer | None:
         add_prefix = metadata.flag(f"{PREFIX}add_space_prefix", True)
         unknown = tokens[_token_id(metadata, "unknown", tokens) or 0]
         scores = _list(metadata, "scores", float, len(tokens))
-        tokenizer = _sentencepiece(tokens, scores, unknown, add_prefix)
+        tokenizer = _sentencepiece(tokens, scores, types, unknown, add_prefix)
+        strips = metadata.values.get("general.architecture") == "phi3"
     else:
         raise metadata.wrong(f"{PREFIX}model", "'gpt2' or 'llama'")
 
-    if metadata.has(f"{PREFIX}token_type"):
-        types = _list(metadata, "token_type", int, len(tokens))
-        _keep_whole(tokenizer, tokens, types)
+    _keep_whole(tokenizer, tokens, types, strips)
     names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     ids = {name: _token_id(metadata, key, tokens) for name, key in names.items()}
     special = {name: tokens[i] for name, i in ids.items() if i is not None}
@@ -159,34 +104,17 @@ def _byte_level(metadata: Values, tokens: list[str], splitting: Splitting) -> To
     except Exception as error:  # what tokenizers raises for a merge of unknown tokens
         raise LookaheadError(f"{metadata.source}: {PREFIX}merges: {error}") from error
     tokenizer = Tokenizer(bpe)
-    steps: list[Any] = []
-    if splitting.single_digits:
-        steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if splitting.pattern is not None:
-        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
-    own_expression = splitting.pattern is None
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own_expression))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.pre_tokenizer = splitting.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
 def _sentencepiece(
-    tokens: list[str], scores: list[float], unknown: str, add_prefix: bool
+    tokens: list[str], scores: list[float], types: list[int], unknown: str, add_prefix: bool
 ) -> Tokenizer:
-    """SentencePiece BPE: merge the neighbours that form the piece of highest score.
-
-    Among pieces of equal score (runs of spaces, for one) SentencePiece takes the leftmost, which
-    as an order of merges means: the longer left part first.
-    """
+    """SentencePiece BPE: merge the neighbours that form the piece of highest score."""
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    merges = [
-        (-score, -cut, vocabulary[token[:cut]], vocabulary[token[cut:]])
-        for token, score in zip(tokens, scores, strict=True)
-        for cut in range(1, len(token))
-        if token[:cut] in vocabulary and token[cut:] in vocabulary
-    ]
-    pairs = [(tokens[left], tokens[right]) for *_, left, right in sorted(merges)]
+    pairs = _merges(vocabulary, scores, types)
     tokenizer = Tokenizer(
         models.BPE(vocabulary, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
@@ -201,10 +129,44 @@ def _sentencepiece(
     return tokenizer
 
 
-def _keep_whole(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Has control and user-defined tokens recognised in a text; the former are special."""
+def _merges(
+    vocabulary: dict[str, int], scores: list[float], types: list[int]
+) -> list[tuple[str, str]]:
+    """The merges that scores stand for, the first to be done first.
+
+    Among pieces of equal score (runs of spaces, for one) SentencePiece takes the leftmost, which
+    as an order of merges means: the longer left part first. Vocabularies have up to 262144 pieces,
+    so nothing is sorted but what ties.
+    """
+    pieces = [token for token, kind in zip(vocabulary, types, strict=True) if kind == NORMAL]
+    pieces.sort(key=lambda piece: -scores[vocabulary[piece]])
+    pairs: list[tuple[str, str]] = []
+    for _, group in groupby(pieces, key=lambda piece: scores[vocabulary[piece]]):
+        tied = list(group)
+        cuts = [
+            (left, right)
+            for piece in tied
+            for cut in range(len(piece) - 1, 0, -1)
+            if (left := piece[:cut]) in vocabulary and (right := piece[cut:]) in vocabulary
+        ]
+        if len(tied) > 1:
+            cuts.sort(key=lambda cut: (-len(cut[0]), vocabulary[cut[0]], vocabulary[cut[1]]))
+        pairs += cuts
+    return pairs
+
+
+def _keep_whole(tokenizer: Tokenizer, tokens: list[str], types: list[int], strips: bool) -> None:
+    """Has control and user-defined tokens recognised in a text; the former are special.
+
+    Where `strips`, control tokens take the white space after them along.
+    """
     marked = [
-        AddedToken(token, special=kind != USER_DEFINED, normalized=False)
+        AddedToken(
+            token,
+            special=kind != USER_DEFINED,
+            normalized=False,
+            rstrip=strips and kind == CONTROL and token not in STRIPS_NOTHING,
+        )
         for token, kind in zip(tokens, types, strict=True)
         if kind in (UNKNOWN, CONTROL, USER_DEFINED)
     ]

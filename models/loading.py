@@ -12,6 +12,7 @@ from pathlib import Path
 import huggingface_hub
 import jax
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from jax.sharding import NamedSharding
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
@@ -19,9 +20,13 @@ from rich.progress import Progress as ProgressBar
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models.checkpoint import Checkpoint
 from lookahead_jax.models.decoder import DecoderForward, cache_spec
-from lookahead_jax.models.demo import NAMED_MODELS, fetch
+from lookahead_jax.models.demo import fetch
 from lookahead_jax.models.gguf_file import load_gguf
 from lookahead_jax.models.huggingface import FILE_PATTERNS, load_directory, read_config
+from lookahead_jax.models.manifest import is_checkpoint
+from lookahead_jax.models.named_models import BUNDLED_MODELS, NAMED_MODELS
+from lookahead_jax.models.orbax_file import load_checkpoint
+from lookahead_jax.models.rope import reading
 from lookahead_jax.models.weights import DTYPES, Progress, Sharder, Target
 from lookahead_jax.typing import LanguageModel
 
@@ -40,52 +45,126 @@ def load_model(
 
     Args:
         name_or_path: A named model ("smollm2-135m", downloaded once), a Hugging Face directory
-            with config.json, a .gguf file, or a Hugging Face id "org/name".
+            with config.json, a .gguf file, a directory that `lookahead-jax convert` wrote, or a
+            Hugging Face id "org/name".
         dtype: "float32", "bfloat16" or "float16", of weights, activations and key/value cache.
             Quantised weights are converted, too. Logits and softmax are always float32.
         int8: Whether matrices are kept as int8 with a float32 scale for each output channel: a
-            quarter of float32's memory, at some loss of quality. `dtype` is that of the rest.
+            quarter of float32's memory, at some loss of quality. `dtype` is that of the rest. A
+            converted checkpoint that has int8 keeps it.
         sharding: Where the parameters go: one sharding for all of them, or a function of a
-            parameter's path and shape (`DecoderConfig` lists them). None: the default device.
+            parameter's path, a tuple of keys, and shape (`DecoderConfig` lists them). None: the
+            default device. Matrices are [out, in], so that this shares the rows of every matrix
+            out among the devices of a mesh, and puts the rest on all of them:
+
+                def sharding(path, shape):
+                    axes = ("model",) if len(shape) == 2 else ()
+                    return NamedSharding(mesh, PartitionSpec(*axes))
+
+            Tensor parallelism in the usual way shares out the columns of o and down instead:
+            PartitionSpec(None, "model") where path[-2] is "o" or "down".
         progress: Called with the bytes read so far and the bytes to read. None shows a bar where
             standard error is a terminal.
 
     Returns:
-        The model, its weights on the default device.
+        The model, its parameters where `sharding` says.
 
     Raises:
-        LookaheadError: There is no such model, it is not supported, or its files are damaged.
+        LookaheadError: There is no such model, it is not supported, its files are damaged, or a
+            parameter cannot be shared out as asked for.
+    """
+    check_dtype(dtype)
+    name = os.fspath(name_or_path)
+    target = Target(dtype, int8, _sharder(sharding))
+    checkpoint = read_checkpoint(resolve(name), target, progress)
+    config = checkpoint.config
+    return LanguageModel(
+        name=name,
+        forward=DecoderForward(config),
+        params=checkpoint.params,
+        cache_spec=cache_spec(config, dtype),
+        vocab_size=config.vocab_size,
+        max_length=config.max_position_embeddings,
+        stop_tokens=checkpoint.stop_tokens,
+        tokenizer=checkpoint.tokenizer,
+        reading=reading(config),
+    )
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuses a dtype that a model cannot have.
+
+    Raises:
+        LookaheadError: It is none of `DTYPES`.
     """
     if dtype not in DTYPES:
         raise LookaheadError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    name = os.fspath(name_or_path)
-    target = Target(dtype, int8, _sharder(sharding))
-    if progress is not None:
-        return _language_model(name, _load(name, target, progress), target)
-    with _bar() as bar:
-        return _language_model(name, _load(name, target, bar), target)
+
+
+def resolve(name: str) -> Path:
+    """The file or directory of a model, downloaded where it is not there yet.
+
+    Raises:
+        LookaheadError: There is no such model, or it cannot be downloaded.
+    """
+    path = Path(name)
+    if name in BUNDLED_MODELS:
+        return BUNDLED_MODELS[name].path
+    if name in NAMED_MODELS:
+        return fetch(NAMED_MODELS[name])
+    if (name and path.is_dir()) or path.suffix == ".gguf":
+        return path
+    if HUB_ID.fullmatch(name) and not path.exists():
+        return _download(name)
+    known = ", ".join((*BUNDLED_MODELS, *NAMED_MODELS))
+    raise LookaheadError(
+        f"no model named {name!r}: expected one of the named models ({known}), "
+        f"a directory with config.json, a .gguf file or a Hugging Face id 'org/name'"
+    )
+
+
+def read_checkpoint(path: Path, target: Target, progress: Progress | None = None) -> Checkpoint:
+    """Reads a checkpoint of any of the formats; arguments as for `load_model`.
+
+    Raises:
+        LookaheadError: The model is not supported, or its files are damaged.
+    """
+    if progress is None:
+        with _bar() as bar:
+            return read_checkpoint(path, target, bar)
+    read = load_gguf
+    if path.is_dir():
+        read = load_checkpoint if is_checkpoint(path) else load_directory
+    checkpoint = read(path, target, progress)
+    int8 = target.int8 or checkpoint.config.int8
+    return replace(checkpoint, config=replace(checkpoint.config, int8=int8))
 
 
 def _sharder(sharding: jax.sharding.Sharding | Sharder | None) -> Sharder | None:
-    if isinstance(sharding, jax.sharding.Sharding):
-        return lambda path, shape: sharding
-    return sharding
+    """The function that says where a parameter goes, its answers checked."""
+    if sharding is None:
+        return None
 
+    def place(path: tuple[str, ...], shape: tuple[int, ...]) -> jax.sharding.Sharding | None:
+        where = sharding if isinstance(sharding, jax.sharding.Sharding) else sharding(path, shape)
+        if where is None:
+            return None
+        if not isinstance(where, jax.sharding.Sharding):
+            raise LookaheadError(
+                f"{'/'.join(path)} cannot go to {where!r}: expected a Sharding of jax, or None"
+            )
+        try:
+            where.shard_shape(shape)
+            fits = not isinstance(where, NamedSharding) or len(where.spec) <= len(shape)
+        except (ValueError, IndexError):
+            fits = False
+        if not fits:
+            raise LookaheadError(
+                f"{'/'.join(path)} {list(shape)} cannot be shared out evenly as {where}"
+            )
+        return where
 
-def _load(name: str, target: Target, progress: Progress) -> Checkpoint:
-    path = Path(name)
-    if name in NAMED_MODELS:
-        return load_gguf(fetch(NAMED_MODELS[name]), target, progress)
-    if name and path.is_dir():
-        return load_directory(path, target, progress)
-    if path.suffix == ".gguf":
-        return load_gguf(path, target, progress)
-    if HUB_ID.fullmatch(name) and not path.exists():
-        return load_directory(_download(name), target, progress)
-    raise LookaheadError(
-        f"no model named {name!r}: expected one of the named models ({', '.join(NAMED_MODELS)}), "
-        f"a directory with config.json, a .gguf file or a Hugging Face id 'org/name'"
-    )
+    return place
 
 
 def _download(repository: str) -> Path:
@@ -112,20 +191,6 @@ def _download(repository: str) -> Path:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LookaheadError(f"cannot download {repository}: {reason}") from error
     return Path(whole)
-
-
-def _language_model(name: str, checkpoint: Checkpoint, target: Target) -> LanguageModel:
-    config = replace(checkpoint.config, int8=checkpoint.config.int8 or target.int8)
-    return LanguageModel(
-        name=name,
-        forward=DecoderForward(config),
-        params=checkpoint.params,
-        cache_spec=cache_spec(config, target.dtype),
-        vocab_size=config.vocab_size,
-        max_length=config.max_position_embeddings,
-        stop_tokens=checkpoint.stop_tokens,
-        tokenizer=checkpoint.tokenizer,
-    )
 
 
 @contextmanager

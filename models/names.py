@@ -37,7 +37,7 @@ class Part:
 
 Table = Mapping[str, "str | Part"]
 """Parameter path, layer number left out, to the name in a checkpoint. `{}` stands for the number of
-the layer, a second one for the number of the expert."""
+the layer, a second one for the number of the expert; without it, experts are one stored stack."""
 
 _ATTENTION = "model.layers.{}.self_attn."
 _MLP = "model.layers.{}.mlp."
@@ -70,17 +70,18 @@ _AROUND = {
 }
 
 
-def _parts(name: str, prefix: str, names: Sequence[str], kind: str) -> dict[str, Part]:
+def parts(name: str, prefix: str, names: Sequence[str], kind: str) -> dict[str, Part]:
+    """Entries of a table for parameters that one stored tensor holds, one below the other."""
     of = tuple(f"{prefix}{part}/{kind}" for part in names)
     return {path: Part(name, of) for path in of}
 
 
 def _turned(name: str, prefix: str, names: Sequence[str]) -> dict[str, str | Part]:
     """GPT-2's linear layers: weights [in, out], biases as they are."""
-    weights = _parts(f"{name}.weight", prefix, names, "weight")
+    weights = parts(f"{name}.weight", prefix, names, "weight")
     return {
         **{path: replace(part, transposed=True) for path, part in weights.items()},
-        **_parts(f"{name}.bias", prefix, names, "bias"),
+        **parts(f"{name}.bias", prefix, names, "bias"),
     }
 
 
@@ -90,8 +91,8 @@ HUGGING_FACE_BY_FAMILY: dict[str, Table] = {
     "olmo2": {**HUGGING_FACE, **_AROUND},
     "phi3": {
         **HUGGING_FACE,
-        **_parts(f"{_ATTENTION}qkv_proj.weight", "layers/attn/", "qkv", "weight"),
-        **_parts(f"{_MLP}gate_up_proj.weight", "layers/mlp/", ("gate", "up"), "weight"),
+        **parts(f"{_ATTENTION}qkv_proj.weight", "layers/attn/", "qkv", "weight"),
+        **parts(f"{_MLP}gate_up_proj.weight", "layers/mlp/", ("gate", "up"), "weight"),
     },
     "mixtral": {
         **HUGGING_FACE,
@@ -128,25 +129,6 @@ HUGGING_FACE_BY_FAMILY: dict[str, Table] = {
     },
 }
 """The families whose names are not all Llama's."""
-
-GGUF: dict[str, str] = {
-    "embed/weight": "token_embd.weight",
-    "layers/attn_norm/scale": "blk.{}.attn_norm.weight",
-    **{
-        f"layers/attn/{name}/{kind}": f"blk.{{}}.attn_{stored}.{kind}"
-        for name, stored in (("q", "q"), ("k", "k"), ("v", "v"), ("o", "output"))
-        for kind in ("weight", "bias")
-    },
-    "layers/mlp_norm/scale": "blk.{}.ffn_norm.weight",
-    **{
-        f"layers/mlp/{name}/{kind}": f"blk.{{}}.ffn_{name}.{kind}"
-        for name in ("gate", "up", "down")
-        for kind in ("weight", "bias")
-    },
-    "final_norm/scale": "output_norm.weight",
-    "head/weight": "output.weight",
-}
-"""The names in a GGUF file of the Llama architecture."""
 
 
 def parameter_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
@@ -222,7 +204,7 @@ def place(
     Args:
         tensors: What the file holds, by the file's names.
         config: The model that the file claims to be.
-        table: `HUGGING_FACE`, one of `HUGGING_FACE_BY_FAMILY`, or `GGUF`.
+        table: `HUGGING_FACE`, one of `HUGGING_FACE_BY_FAMILY`, or what gguf_names.py gives.
         source: Name of the checkpoint, for messages.
         ignore: Says which further tensors are harmless.
 
@@ -257,8 +239,8 @@ def place(
                     f"{list(piece.shape)}"
                 )
         taken = tuple(piece.take(tensors[piece.name]) for piece in pieces)
-        stacked = len(shapes[path]) == 3
-        leaf = (tuple(path.split("/")), taken if stacked else taken[0])
+        apart = len(pieces[0].shape) < len(shapes[path])
+        leaf = (tuple(path.split("/")), taken if apart else taken[0])
         leaves.append((order[pieces[0].name], leaf))
     return [leaf for _, leaf in sorted(leaves, key=lambda entry: entry[0])]
 
@@ -270,7 +252,7 @@ def _stored(path: str, shapes: Mapping[str, tuple[int, ...]], table: Table) -> l
     entry = table[re.sub(r"^layers_\d+", "layers", path)]
     shape = shapes[path]
     if isinstance(entry, str):
-        if len(shape) < 3:
+        if len(shape) < 3 or entry.count("{}") == len(numbers):
             return [_Wanted(entry.format(*numbers), shape, lambda stored: stored)]
         return [
             _Wanted(entry.format(*numbers, expert), shape[1:], lambda stored: stored)
@@ -289,21 +271,6 @@ def _stored(path: str, shapes: Mapping[str, tuple[int, ...]], table: Table) -> l
         return stored.rows(first, count)
 
     return [_Wanted(entry.name.format(*numbers), whole, take)]
-
-
-def mark_interleaved_heads(leaves: list[Leaf], config: DecoderConfig) -> list[Leaf]:
-    """Notes the row order that llama.cpp's converter gave to the query and key projections.
-
-    Its kernels rotate neighbouring rows (2i, 2i + 1) of a head, Hugging Face's convention rotates
-    (i, i + head_dim / 2), so its converter interleaves the two halves of every head; biases too.
-    """
-    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads}
-    return [
-        (path, replace(tensor, interleaved_heads=heads[path[2]]))
-        if path[1:2] == ("attn",) and path[2] in heads and isinstance(tensor, StoredTensor)
-        else (path, tensor)
-        for path, tensor in leaves
-    ]
 
 
 def _first_of(names: list[str]) -> str:

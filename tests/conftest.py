@@ -20,6 +20,7 @@ OPTIMISED = {
     "test_demo_exactness",
     "test_demo_sampling",
     "test_demo_model",
+    "test_gemma",
     "test_round_cost",
     "test_state",
     "test_tpu_aot",

@@ -377,8 +377,8 @@ def test_missing_files_are_told(tmp_path):
 
 def test_names_of_nothing(tmp_path):
     expected = (
-        "expected one of the named models (smollm2-135m), a directory with config.json, "
-        "a .gguf file or a Hugging Face id 'org/name'"
+        "expected one of the named models (tiny-bytes, smollm2-135m, gemma3-270m), "
+        "a directory with config.json, a .gguf file or a Hugging Face id 'org/name'"
     )
     for name in ("no-such-model", "", "a/b/c", str(tmp_path / "absent"), "org/.."):
         assert load_error(name) == f"no model named {name!r}: {expected}"

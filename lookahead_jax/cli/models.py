@@ -11,14 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from lookahead_jax.models.demo import NamedModel
     from lookahead_jax.models.families import Family
+    from lookahead_jax.models.named_models import BundledModel, NamedModel
 
 
 def print_models(
     console: Console,
     families: Mapping[str, Family],
-    models: Iterable[NamedModel],
+    models: Iterable[NamedModel | BundledModel],
     cache_directory: str,
 ) -> None:
     """Prints a table of families and one of named models.
@@ -37,16 +37,15 @@ def print_models(
     console.print(known)
     console.print()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("name", "size", "licence", "from", "what it is"):
-        table.add_column(name, no_wrap=name in ("name", "size", "licence"))
+    for name in ("name", "size", "what it is, its licence, where it comes from"):
+        table.add_column(name, no_wrap=name in ("name", "size"))
     for model in models:
-        table.add_row(
-            model.name, decimal(model.size), model.licence, model.requirement, model.description
-        )
+        facts = f"{model.description}\n{model.licence}\n{model.origin}"
+        table.add_row(model.name, decimal(model.size), Text(facts))
     console.print(table)
     console.print()
     console.print(
-        Text(f"Fetched from the package index at first use, then kept in {cache_directory}")
+        Text(f"The others are fetched from the package index once, and kept in {cache_directory}")
     )
     console.print(
         Text("--model also takes a directory with config.json, a .gguf file, or a hub id org/name")

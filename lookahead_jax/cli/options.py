@@ -71,7 +71,8 @@ class ModelOptions:
             "--model",
             "-m",
             help="A named model (see `lookahead-jax models`), a directory with config.json "
-            "and safetensors, a .gguf file, or a Hugging Face id org/name.",
+            "and safetensors or one that `convert` made, a .gguf file, or a Hugging Face id "
+            "org/name.",
         ),
     ] = "smollm2-135m"
     dtype: Annotated[
