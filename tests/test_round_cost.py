@@ -4,10 +4,9 @@ import importlib.util
 import itertools
 import json
 import math
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
+import checkout
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,25 +15,8 @@ import trace_files
 
 from lookahead_jax import autoregressive
 
-ROOT = Path(__file__).parent.parent
-
-
-def _package(name):
-    """A package of the checkout, without the rest of the checkout on the path."""
-    if name not in sys.modules:
-        place = ROOT / name
-        spec = importlib.util.spec_from_file_location(
-            name, place / "__init__.py", submodule_search_locations=[str(place)]
-        )
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-_package("benchmarks")
-operations, rivals, round_cost, streaming, subjects, timing = (
-    importlib.import_module(f"benchmarks.{name}")
-    for name in ("operations", "rivals", "round_cost", "streaming", "subjects", "timing")
+operations, rivals, round_cost, streaming, subjects, timing = map(
+    checkout.benchmark, ("operations", "rivals", "round_cost", "streaming", "subjects", "timing")
 )
 
 
@@ -67,19 +49,19 @@ HloModule jit_f, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias)
 
 %fused (p: f32[1,3,8,4]) -> f32[1,3,8,4] {
   %p = f32[1,3,8,4]{3,2,1,0} parameter(0)
-  ROOT %copy.9 = f32[1,3,8,4]{3,1,2,0} copy(%p)
+  checkout.ROOT %copy.9 = f32[1,3,8,4]{3,1,2,0} copy(%p)
 }
 
 %inner (q: (s32[], f32[8])) -> (s32[], f32[8]) {
   %q = (s32[], f32[8]) parameter(0)
   %x = f32[8]{0} get-tuple-element(%q), index=1
   %y = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused
-  ROOT %r = (s32[], f32[8]) tuple(%z, %y)
+  checkout.ROOT %r = (s32[], f32[8]) tuple(%z, %y)
 }
 
 %test (q: (s32[], f32[8])) -> pred[] {
   %q = (s32[], f32[8]) parameter(0)
-  ROOT %c = pred[] compare(%a, %b), direction=LT
+  checkout.ROOT %c = pred[] compare(%a, %b), direction=LT
 }
 
 ENTRY %main (a: f32[1,3,8,4], b: f32[8]) -> f32[8] {
@@ -91,7 +73,7 @@ ENTRY %main (a: f32[1,3,8,4], b: f32[8]) -> f32[8] {
   %e = f32[1,3,8,4]{3,2,1,0:S(1)} copy-done(%s)
   %f = f32[1,3,8,4]{3,2,1,0} fusion(%e), kind=kLoop, calls=%fused
   %w = (s32[], f32[8]) while(%t), condition=%test, body=%inner
-  ROOT %g = f32[8]{0} bitcast(%d)
+  checkout.ROOT %g = f32[8]{0} bitcast(%d)
 }
 """
 

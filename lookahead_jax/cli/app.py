@@ -325,7 +325,7 @@ def convert(
         ),
     ] = False,
 ) -> None:
-    """Write a model as a checkpoint that loads at once: parameters by Orbax, and the tokenizer.
+    """Write a model as a checkpoint in its final form: parameters by Orbax, and the tokenizer.
 
     Nothing has to be dequantised, renamed or turned around any more when DST is loaded, and each
     device reads its own part of it. A run that is interrupted leaves DST as it was.
