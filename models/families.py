@@ -222,7 +222,7 @@ FAMILIES = {
     "qwen2": Family(read_qwen2, "Qwen 2, 2.5", "tiny checkpoints"),
     "qwen3": Family(read_qwen3, "Qwen 3"),
     "gemma2": Family(read_gemma2, "Gemma 2"),
-    "gemma3_text": Family(read_gemma3_text, "Gemma 3, text only"),
+    "gemma3_text": Family(read_gemma3_text, "Gemma 3, text only", "tiny checkpoint, Gemma 3 270M"),
     "phi3": Family(read_phi3, "Phi 3, 3.5, 4", "tiny checkpoints"),
     "olmo2": Family(read_olmo2, "OLMo 2"),
     "smollm3": Family(read_smollm3, "SmolLM 3"),

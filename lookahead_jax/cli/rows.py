@@ -162,11 +162,12 @@ class AnswerFile:
         try:
             while data:
                 data = data[os.write(self._file, data) :]
+            # Before the long wait: an interrupt in it finds them in the file, and counted.
+            self.finished += len(answers)
+            self.failed += sum("error" in answer for answer in answers)
             os.fsync(self._file)
         except OSError as error:
             raise LookaheadError(f"cannot write {self.path}: {error.strerror}") from None
-        self.finished += len(answers)
-        self.failed += sum("error" in answer for answer in answers)
 
     def _continue(self) -> None:
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
