@@ -49,19 +49,19 @@ HloModule jit_f, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias)
 
 %fused (p: f32[1,3,8,4]) -> f32[1,3,8,4] {
   %p = f32[1,3,8,4]{3,2,1,0} parameter(0)
-  checkout.ROOT %copy.9 = f32[1,3,8,4]{3,1,2,0} copy(%p)
+  ROOT %copy.9 = f32[1,3,8,4]{3,1,2,0} copy(%p)
 }
 
 %inner (q: (s32[], f32[8])) -> (s32[], f32[8]) {
   %q = (s32[], f32[8]) parameter(0)
   %x = f32[8]{0} get-tuple-element(%q), index=1
   %y = f32[8]{0} fusion(%x), kind=kLoop, calls=%fused
-  checkout.ROOT %r = (s32[], f32[8]) tuple(%z, %y)
+  ROOT %r = (s32[], f32[8]) tuple(%z, %y)
 }
 
 %test (q: (s32[], f32[8])) -> pred[] {
   %q = (s32[], f32[8]) parameter(0)
-  checkout.ROOT %c = pred[] compare(%a, %b), direction=LT
+  ROOT %c = pred[] compare(%a, %b), direction=LT
 }
 
 ENTRY %main (a: f32[1,3,8,4], b: f32[8]) -> f32[8] {
@@ -73,7 +73,7 @@ ENTRY %main (a: f32[1,3,8,4], b: f32[8]) -> f32[8] {
   %e = f32[1,3,8,4]{3,2,1,0:S(1)} copy-done(%s)
   %f = f32[1,3,8,4]{3,2,1,0} fusion(%e), kind=kLoop, calls=%fused
   %w = (s32[], f32[8]) while(%t), condition=%test, body=%inner
-  checkout.ROOT %g = f32[8]{0} bitcast(%d)
+  ROOT %g = f32[8]{0} bitcast(%d)
 }
 """
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lookahead_jax import LookaheadConfig, autoregressive, check, generate
+from lookahead_jax import LookaheadConfig, WindowAdvance, autoregressive, check, generate
 from lookahead_jax.models import load_model
 from lookahead_jax.models.named_models import BUNDLED_MODELS
 from lookahead_jax.models.training.corpus import END
@@ -75,10 +75,17 @@ def test_it_has_learnt_python(lm):
         assert float(loss(lm.params, shuffled)) / math.log(2) > 4.0
 
 
-@pytest.mark.parametrize("shape", [(3, 3, 3), (5, 4, 5), (7, 5, 7)])
-def test_lookahead_writes_the_same_text_in_fewer_calls(lm, ordinary, shape):
+CONFIGS = {
+    "w3n3g3": LookaheadConfig(3, 3, 3),
+    "w7n5g7": LookaheadConfig(7, 5, 7),
+    "by_accepted": LookaheadConfig(4, 4, 3, advance=WindowAdvance.BY_ACCEPTED),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_lookahead_writes_the_same_text_in_fewer_calls(lm, ordinary, case):
     """As one batch, each text the ordinary one; and candidates are accepted, as on real text."""
-    ours = generate(lm, PROMPTS, config=LookaheadConfig(*shape), max_new_tokens=LENGTH)
+    ours = generate(lm, PROMPTS, config=CONFIGS[case], max_new_tokens=LENGTH)
     assert [r.tokens for r in ours] == [r.tokens for r in ordinary]
     calls = sum(r.stats.rounds for r in ours)
     assert calls < 0.6 * sum(len(r.tokens) for r in ours)
