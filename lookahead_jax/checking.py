@@ -25,7 +25,7 @@ from lookahead_jax.processors import TextContext
 from lookahead_jax.programs import MAX_PREFILL_CHUNK, compiled
 from lookahead_jax.prompts import stop_ids
 from lookahead_jax.results import GenerationResult
-from lookahead_jax.sampling import Policy, Sample
+from lookahead_jax.sampling import Greedy, Policy, Sample
 from lookahead_jax.sequences import Sequences, init_sequences
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, LanguageModel, Params
 
@@ -190,7 +190,7 @@ class _Reading:
         )
         weights = self.policy.weights(logits, context)
         scores = self.policy.sampling.scores(weights, text.key[0], position)
-        chosen = jnp.argmax(scores).astype(jnp.int32)  # of equal ones, the lowest id
+        chosen = Greedy().select(scores)
         best = scores[chosen]
         written = scores[text.tokens[0, jnp.minimum(position, text.tokens.shape[1] - 1)]]
         others = jnp.where(jnp.arange(scores.shape[0]) == chosen, -jnp.inf, scores)

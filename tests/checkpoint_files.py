@@ -119,6 +119,20 @@ def interleave(array, heads):
     return array[rows]
 
 
+def add_metadata(writer, key, value):
+    """A key of a GGUF file, in the type that llama.cpp has for such a value; none for None."""
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    elif value is not None:
+        writer.add_string(key, value)
+
+
 def write_gguf(
     path: Path, config=CONFIG, weights=None, kinds=None, metadata=None, extra=(), tokenizer=None
 ):
@@ -142,16 +156,7 @@ def write_gguf(
         "llama.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
     } | {key: value for key, value in (metadata or {}).items() if key != "architecture"}
     for key, value in numbers.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, list):
-            writer.add_array(key, value)
-        elif value is not None:
-            writer.add_string(key, value)
+        add_metadata(writer, key, value)
     if tokenizer is not None:
         tokenizer(writer)
     for leaf, array in weights.items():

@@ -111,16 +111,8 @@ def rewritten(source, path, *, changes=None, tensors=None, architecture=None):
                 kind,
                 inner if kind == gguf.GGUFValueType.ARRAY else None,
             )
-        elif isinstance(entry, bool):
-            writer.add_bool(key, entry)
-        elif isinstance(entry, int):
-            writer.add_uint32(key, entry)
-        elif isinstance(entry, float):
-            writer.add_float32(key, entry)
-        elif isinstance(entry, str):
-            writer.add_string(key, entry)
-        elif isinstance(entry, list):
-            writer.add_array(key, entry)
+        else:
+            files.add_metadata(writer, key, entry)
     stored = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     for name, array in (stored | (tensors or {})).items():
         if array is not None:

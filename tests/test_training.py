@@ -1,8 +1,9 @@
 """The training of tiny-bytes: the text, the step, interruptions, and the checkpoint it writes."""
 
+import inspect
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 
 import jax
@@ -12,6 +13,7 @@ import pytest
 
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models import load_model
+from lookahead_jax.models.training.__main__ import main
 from lookahead_jax.models.training.corpus import END, Corpus, read_corpus, standard_library
 from lookahead_jax.models.training.export import END_TEXT, byte_tokenizer, export
 from lookahead_jax.models.training.loop import TrainingSettings, init_state, mean_loss
@@ -183,6 +185,15 @@ def test_other_settings_are_refused(tmp_path):
     (tmp_path / "losses.jsonl").write_text("{\n")
     with pytest.raises(LookaheadError, match=r"losses.jsonl is damaged"):
         read_losses(tmp_path)
+
+
+def test_the_command_has_the_defaults_of_the_settings():
+    """They stand there twice, because the settings bring jax, and --help should not."""
+    options = inspect.signature(main).parameters
+    for field in fields(TrainingSettings):
+        name = {"num_layers": "layers"}.get(field.name, field.name)
+        if name in options:
+            assert options[name].default == field.default, name
 
 
 # What comes out

@@ -58,12 +58,9 @@ class Settings:
         Raises:
             LookaheadError: If there is none, or its vocabulary lacks a token of the options.
         """
-        lm = engine.load_model(self.model, dtype=self.dtype, **self._weights())
+        lm = engine.load_model(self.model, dtype=self.dtype, int8=self.int8)
         check_processors(self.processors, lm.vocab_size)
         return lm
-
-    def _weights(self) -> dict[str, Any]:
-        return {"int8": True} if self.int8 else {}
 
     def prompt_arguments(self, system: str | None) -> dict[str, Any]:
         """Keyword arguments that decide how a text becomes tokens."""
@@ -89,13 +86,14 @@ class Settings:
         record = {
             "model": self.model,
             "dtype": self.dtype,
-            **self._weights(),
             "window_size": self.config.window_size,
             "ngram_size": self.config.ngram_size,
             "guess_set_size": self.config.guess_set_size,
             "max_new_tokens": self.max_new_tokens,
             "chat_template": self.use_chat_template,
         }
+        if self.int8:
+            record["int8"] = True
         if self.config.pool_slots is not None:
             record["pool_slots"] = self.config.pool_slots
         return {**record, **self.policy}
