@@ -10,6 +10,7 @@ from lookahead_jax.options import Options
 from lookahead_jax.processors import LogitProcessor, TextContext
 from lookahead_jax.results import GenerationResult, GenerationStats, StreamChunk, TokenLogProbs
 from lookahead_jax.sampling import Greedy, Sample
+from lookahead_jax.sharding import make_mesh
 from lookahead_jax.streaming import TextStream
 from lookahead_jax.typing import CacheSpec, ForwardFn, LanguageModel, Tokenizer
 
@@ -42,6 +43,7 @@ __all__ = [
     "completions",
     "generate",
     "jacobi",
+    "make_mesh",
     "processors",
     "stream",
 ]

@@ -98,6 +98,11 @@ class Autoregressive:
         """A step writes one token."""
         return 0
 
+    @property
+    def lag(self) -> int:
+        """The cache is never behind."""
+        return 0
+
     def init(
         self, sequences: Sequences, cache_spec: CacheSpec, vocab_size: int
     ) -> AutoregressiveState:

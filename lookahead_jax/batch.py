@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 
 from lookahead_jax.errors import LookaheadError, RoundCheckError
 from lookahead_jax.options import Settings
 from lookahead_jax.pool import pool_bytes
 from lookahead_jax.processors import check_processors
 from lookahead_jax.programs import (
+    BATCH,
     MAX_PREFILL_CHUNK,
+    WHOLE,
     Decoder,
     Program,
     Requests,
@@ -27,6 +30,7 @@ from lookahead_jax.programs import (
 from lookahead_jax.prompts import check_lengths, stop_ids
 from lookahead_jax.results import GenerationResult, GenerationStats, TokenLogProbs
 from lookahead_jax.sequences import Sequences
+from lookahead_jax.sharding import DATA, size_of
 from lookahead_jax.stopping import TextWriter
 from lookahead_jax.typing import LanguageModel
 
@@ -75,6 +79,8 @@ class Batch:
         self.lm = lm
         self.settings = settings
         self.validate = validate
+        if validate and lm.mesh is not None:
+            raise LookaheadError("validate looks at every round on one device: expected no mesh")
         self.stops = stop_ids(lm, settings.stop_tokens)
         check_processors(settings.processors, lm.vocab_size)
         if settings.stop_strings and lm.tokenizer is None:
@@ -82,13 +88,18 @@ class Batch:
                 f"model {lm.name} has no tokenizer: stop_strings need one, stop_tokens do not"
             )
         self.program = Program(
-            decoder, lm.forward, lm.cache_spec, lm.vocab_size, 0, settings.logprobs
+            decoder, lm.forward, lm.cache_spec, lm.vocab_size, 0, settings.logprobs, lm.mesh
         )
         self.state: Any = None
         self.compile_seconds = 0.0
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
         self._padded_length = 0
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences decoded at a time: every group of a mesh has as many."""
+        return round_up(self.settings.batch_size, size_of(self.lm.mesh, DATA))
 
     def start(self, requests: Sequence[Request], longest: int | None = None) -> None:
         """Reads the first prompts, one slot each.
@@ -114,8 +125,8 @@ class Batch:
         """Gives a finished sequence's slot to another request, which must fit the capacity."""
         args = (
             self.state,
-            jnp.asarray(slot, jnp.int32),
-            self.requests([request], self._padded_length),
+            self._put(np.int32(slot)),
+            self.requests([request], self._padded_length, one=True),
             self.lm.params,
         )
         self.state = self._read("admit", *args, donate=(0,))
@@ -124,16 +135,19 @@ class Batch:
         """Continues the only sequence: `kept` of its tokens stay, those of the request follow."""
         padded = padded_prompt(len(request.tokens))
         length = kept + len(request.tokens) + self.settings.max_new_tokens
-        wanted = max(length + self.program.decoder.overhang, kept + padded)
+        # A cache that is behind may need a chunk more.
+        more = min(padded, MAX_PREFILL_CHUNK) if self.program.decoder.lag else 0
+        wanted = max(length + self.program.decoder.overhang, kept + padded + more)
         if wanted > self.program.capacity:
             # Doubling keeps the number of programs small however long the text becomes.
             capacity = max(round_up(wanted, CAPACITY_BUCKET), 2 * self.program.capacity)
             self.program = replace(self.program, capacity=capacity)
             self.state = grow_state(self.state, capacity)
+        num_slots = self.state.rounds.shape[0]
         args = (
             self.state,
             self.requests([request], padded),
-            jnp.asarray([kept], jnp.int32),
+            self._put(np.full((num_slots,), kept, np.int32), BATCH),
             self.lm.params,
         )
         self.state = self._read("extend", *args, donate=(0,))
@@ -150,8 +164,8 @@ class Batch:
         args = (
             self.state,
             self.lm.params,
-            jnp.asarray(num_rounds, jnp.int32),
-            jnp.asarray(mask),
+            self._put(np.int32(num_rounds)),
+            self._put(mask, BATCH),
         )
         call = self._compiled("advance", *args, donate=(0,))
         begin = time.perf_counter()
@@ -164,9 +178,7 @@ class Batch:
         state: State = self.state
         text = state.sequences
         return Progress(
-            *map(
-                np.asarray, (text.tokens, text.prompt_length, text.length, text.done, state.rounds)
-            )
+            *map(to_host, (text.tokens, text.prompt_length, text.length, text.done, state.rounds))
         )
 
     def finish(self, slots: Sequence[int]) -> None:
@@ -218,7 +230,7 @@ class Batch:
         stats = GenerationStats(
             rounds=rounds,
             tokens_per_round=len(output) / max(rounds, 1),
-            accepted_histogram=tuple(np.asarray(state.accepted_histogram)[slot].tolist()),
+            accepted_histogram=tuple(to_host(state.accepted_histogram)[slot].tolist()),
             compile_seconds=self.compile_seconds,
             prefill_seconds=self.prefill_seconds,
             decode_seconds=seconds,
@@ -241,25 +253,45 @@ class Batch:
             return None
         return TokenLogProbs(
             *(
-                tuple(np.asarray(x)[slot, start : start + count].tolist())
+                tuple(to_host(x)[slot, start : start + count].tolist())
                 for x in (logprobs.processed, logprobs.raw)
             )
         )
 
-    def requests(self, requests: Sequence[Request], padded_length: int) -> Requests:
-        """The requests as arrays."""
+    def requests(
+        self, requests: Sequence[Request], padded_length: int, *, one: bool = False
+    ) -> Requests:
+        """The requests as arrays, on the device.
+
+        Args:
+            requests: The requests.
+            padded_length: P.
+            one: Whether it is a single request that every group of a mesh gets. Else the groups
+                share them out, and what is missing to as many for each asks for no tokens.
+        """
+        groups = 1 if one else size_of(self.lm.mesh, DATA)
+        idle = -len(requests) % groups
+        requests = [*requests, *[requests[0]] * idle]
         count = len(requests)
         padded = np.zeros((count, padded_length), np.int32)
         for row, request in zip(padded, requests, strict=True):
             row[: len(request.tokens)] = request.tokens
+        wanted = np.full((count,), self.settings.max_new_tokens, np.int32)
+        wanted[count - idle :] = 0
         stops = np.array(self.stops or (Sequences.NO_STOP,), np.int32)
-        return Requests(
-            prompt=jnp.asarray(padded),
-            prompt_length=jnp.asarray([len(r.tokens) for r in requests], jnp.int32),
-            max_new_tokens=jnp.full((count,), self.settings.max_new_tokens, jnp.int32),
-            stop_tokens=jnp.asarray(np.broadcast_to(stops, (count, len(stops)))),
-            key=jnp.asarray(np.array([(r.seed, r.sample) for r in requests], np.uint32)),
+        arrays = Requests(
+            prompt=padded,
+            prompt_length=np.array([len(r.tokens) for r in requests], np.int32),
+            max_new_tokens=wanted,
+            stop_tokens=np.tile(stops, (count, 1)),
+            key=np.array([(r.seed, r.sample) for r in requests], np.uint32),
         )
+        return self._put(arrays, WHOLE if one else BATCH)
+
+    def _put(self, values: Any, spec: PartitionSpec = WHOLE) -> Any:
+        """Arrays from the host to where the programs want them."""
+        mesh = self.lm.mesh
+        return jax.device_put(values, None if mesh is None else NamedSharding(mesh, spec))
 
     def _read(self, method: str, *args: Any, donate: tuple[int, ...] = ()) -> Any:
         call = self._compiled(method, *args, donate=donate)
@@ -289,6 +321,13 @@ class Batch:
         call, seconds = compiled(self.program, method, *args, donate=donate)
         self.compile_seconds += seconds
         return call
+
+
+def to_host(x: Any) -> np.ndarray:
+    """An array of the device, the parts that other processes have included."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    return multihost_utils.process_allgather(x, tiled=True)
 
 
 def round_up(value: int, multiple: int) -> int:

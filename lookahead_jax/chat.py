@@ -69,7 +69,7 @@ class Chat:
         self._lm = lm
         self._tokenizer = lm.tokenizer
         self._settings = settings
-        self._decoder = lookahead(config, settings)
+        self._decoder = lookahead(lm, config, settings)
         self._rounds_per_chunk = rounds_per_chunk
         self._system = settings.system
         self._batch: Batch | None = None

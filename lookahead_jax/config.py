@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Literal
 
 from lookahead_jax.errors import LookaheadError
 
@@ -54,6 +55,10 @@ class LookaheadConfig:
         pool_slots: Buckets of a hashed pool, (G * S + 1) * 4 bytes each, per sequence; None gives
             every token of the vocabulary a bucket of its own.
         window_proposals: What the window's rows guess in a sampling run.
+        kv_exchange: How copies of the model that share the rows of a round (parallel.py) come by
+            the keys and values of accepted tokens. "broadcast": from the copy that has computed
+            them. "refeed": each computes them again in its next round, S rows more, and no keys
+            or values are sent (specification 0x07A). The text is the same either way.
 
     Raises:
         LookaheadError: If a number is not an int in its range.
@@ -69,6 +74,7 @@ class LookaheadConfig:
     pool_from_output: bool = True
     pool_slots: int | None = None
     window_proposals: WindowProposals = WindowProposals.ARGMAX
+    kv_exchange: Literal["broadcast", "refeed"] = "broadcast"
 
     def __post_init__(self) -> None:
         _admit("window_size (W)", self.window_size, 1, "the window needs a column to update")
@@ -81,6 +87,10 @@ class LookaheadConfig:
         _admit("guess_set_size (G)", self.guess_set_size, 0, "0 turns verification off")
         if self.pool_slots is not None:
             _admit("pool_slots", self.pool_slots, 1, "a hashed pool needs a bucket")
+        if self.kv_exchange not in ("broadcast", "refeed"):
+            raise LookaheadError(
+                f'kv_exchange must be "broadcast" or "refeed", got {self.kv_exchange!r}'
+            )
 
     @classmethod
     def pinned(

@@ -21,7 +21,7 @@ from lookahead_jax import pool as pool_lib
 from lookahead_jax import window as window_lib
 from lookahead_jax.config import LookaheadConfig, WindowAdvance, WindowProposals
 from lookahead_jax.kv_cache import KVCache, commit, init_cache
-from lookahead_jax.layout import Layout, build_layout
+from lookahead_jax.layout import Layout, VerificationBlock, build_layout
 from lookahead_jax.noise import Purpose, gumbel
 from lookahead_jax.pool import Pool
 from lookahead_jax.prefill import prefill
@@ -48,15 +48,26 @@ class DecodeState:
 
 
 @dataclass(frozen=True)
+class Nodes:
+    """The rows of a forward call that are verified, as a tree; node 0 is the ordinary row."""
+
+    block: VerificationBlock  # of n nodes; static tables, or those of a device
+    tokens: Array  # int32 [B, n]
+    valid: Array  # bool [B, n]
+    rows: Array  # int32 [n], the row of each
+
+
+@dataclass(frozen=True)
 class Proposal:
-    """One round's packed rows: what goes into the forward pass."""
+    """One round's packed rows: what goes into the forward pass, and what is to be verified."""
 
     guesses: Array  # int32 [B, G, S]
     valid: Array  # bool [B, G]
     tokens: Array  # int32 [B, Q]
     positions: Array  # int32 [B, Q]
     mask: Array  # bool [B, Q, Q]
-    logit_rows: Array  # int32 [B, 1 + W + G * S]
+    logit_rows: Array  # int32 [B, W + n]: ordinary row, window columns, nodes behind the root
+    nodes: Nodes
 
 
 def init_state(
@@ -149,10 +160,7 @@ def round(
     """
     layout = build_layout(config) if layout is None else layout
     policy = Policy(Greedy() if sampling is None else sampling, tuple(processors))
-    with jax.named_scope("lookup"):
-        guesses, valid = _lookup(state, config)
-    with jax.named_scope("pack"):
-        proposal = pack(state, guesses, valid, layout)
+    proposal = propose(state, layout)
     with jax.named_scope("forward"):
         logits, block_kv = forward(
             params,
@@ -163,15 +171,36 @@ def round(
             proposal.logit_rows,
         )
     with jax.named_scope("verify"):
-        verdict, new_row = _verify(state.sequences, proposal, logits, layout, policy)
+        verdict, new_row = verify(state.sequences, proposal, logits, config, policy)
         sequences, count = append(
             state.sequences, verdict.emitted, verdict.accepted + 1, verdict.logprobs
         )
-        rows = jnp.asarray(layout.node_rows)[verdict.path]
+        rows = proposal.nodes.rows[verdict.path]
     if validate:
         check_round(state.sequences, state.cache, proposal, verdict, rows, count, logits)
     with jax.named_scope("commit"):
         cache = commit(state.cache, block_kv, rows, count)
+    return publish(state, sequences, count, cache, new_row, config)
+
+
+def publish(
+    state: DecodeState,
+    sequences: Sequences,
+    count: Array,
+    cache: KVCache,
+    new_row: Array,
+    config: LookaheadConfig,
+) -> DecodeState:
+    """The state after a round: text and cache are given, pool, window and counts follow.
+
+    Args:
+        state: The state before.
+        sequences: The text with what was emitted.
+        count: int32 [B], how many tokens that was.
+        cache: The cache with what was committed.
+        new_row: int32 [B, W], the model's outputs at the window's deepest level.
+        config: W, N, G and the schedule.
+    """
     with jax.named_scope("insert"):
         pool = _insert(state, sequences, new_row, count, config)
     with jax.named_scope("advance"):
@@ -188,6 +217,14 @@ def round(
     )
 
 
+def propose(state: DecodeState, layout: Layout) -> Proposal:
+    """The packed rows of the next round: window, and candidates from the pool."""
+    with jax.named_scope("lookup"):
+        guesses, valid = _lookup(state, layout.config)
+    with jax.named_scope("pack"):
+        return pack(state, guesses, valid, layout)
+
+
 def pack(state: DecodeState, guesses: Array, valid: Array, layout: Layout) -> Proposal:
     """Packs ordinary row, window and candidates of every sequence by its warm-up stage.
 
@@ -199,10 +236,21 @@ def pack(state: DecodeState, guesses: Array, valid: Array, layout: Layout) -> Pr
     """
     stage = state.window.stage
     window = jax.vmap(window_lib.window_tokens)(state.window)
-    sources = jnp.concatenate([last_token(state.sequences)[:, None], window], axis=1)
+    last = last_token(state.sequences)[:, None]
+    sources = jnp.concatenate([last, window], axis=1)
     lookahead = jnp.take_along_axis(sources, jnp.asarray(layout.source)[stage], axis=1)
     candidates = jnp.where(valid[:, :, None], guesses, 0).reshape(guesses.shape[0], -1)
     frontier = state.sequences.length - 1
+    nodes = Nodes(
+        block=layout.block,
+        tokens=jnp.concatenate([last, guesses.reshape(candidates.shape)], axis=1),
+        valid=jnp.pad(
+            jnp.repeat(valid, guesses.shape[2], axis=1),
+            ((0, 0), (1, 0)),
+            constant_values=True,
+        ),
+        rows=jnp.asarray(layout.node_rows),
+    )
     return Proposal(
         guesses=guesses,
         valid=valid,
@@ -210,6 +258,7 @@ def pack(state: DecodeState, guesses: Array, valid: Array, layout: Layout) -> Pr
         positions=frontier[:, None] + jnp.asarray(layout.positions)[stage],
         mask=jnp.asarray(layout.mask)[stage],
         logit_rows=jnp.asarray(layout.logit_rows)[stage],
+        nodes=nodes,
     )
 
 
@@ -220,26 +269,33 @@ def _lookup(state: DecodeState, config: LookaheadConfig) -> tuple[Array, Array]:
     return guesses, valid
 
 
-def _verify(
-    sequences: Sequences, proposal: Proposal, logits: Array, layout: Layout, policy: Policy
+def verify(
+    sequences: Sequences,
+    proposal: Proposal,
+    logits: Array,
+    config: LookaheadConfig,
+    policy: Policy,
 ) -> tuple[Verdict, Array]:
-    """The verdict, and the window's new row, from the logits [B, 1 + W + G * S, V] of a round."""
-    config = layout.config
-    after_window = 1 + config.window_size
-    tokens = jnp.concatenate(
-        [proposal.tokens[:, :1], proposal.guesses.reshape(proposal.guesses.shape[0], -1)], axis=1
-    )
-    valid = jnp.repeat(proposal.valid, config.suffix_length, axis=1)
-    valid = jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)
-    logit_rows = np.array([0, *range(after_window, config.num_logit_rows)], np.int32)
+    """The verdict of a forward call, and the window's new row int32 [B, w] as far as it is in it.
+
+    Args:
+        sequences: The text.
+        proposal: The rows.
+        logits: float32 [B, w + n, V]: ordinary row, w window columns, nodes behind the root.
+        config: W, N, G and the schedule.
+        policy: How tokens are chosen.
+    """
+    nodes = proposal.nodes
+    after_window = 1 + logits.shape[1] - nodes.tokens.shape[1]
+    logit_rows = np.array([0, *range(after_window, logits.shape[1])], np.int32)
     logprobs = sequences.logprobs is not None
 
     if policy.is_argmax:
         chosen = Greedy().select(logits)
         predictions = jnp.concatenate([chosen[:, :1], chosen[:, after_window:]], axis=1)
         verdict = jax.vmap(
-            lambda t, v, p: verify_greedy(layout.block, t, v, p, config.max_accepted)
-        )(tokens, valid, predictions)
+            lambda t, v, p: verify_greedy(nodes.block, t, v, p, config.max_accepted)
+        )(nodes.tokens, nodes.valid, predictions)
         if logprobs:
             rows = jnp.asarray(logit_rows)[verdict.path][:, :, None]
             on_path = log_probability(jnp.take_along_axis(logits, rows, axis=1), verdict.emitted)
@@ -248,7 +304,7 @@ def _verify(
 
     verdict = jax.vmap(
         lambda tokens, valid, logits, text, key, done: verify_sample(
-            layout.block,
+            nodes.block,
             logit_rows,
             tokens,
             valid,
@@ -260,29 +316,33 @@ def _verify(
             active=~done,
             logprobs=logprobs,
         )
-    )(tokens, valid, logits, context(sequences), sequences.key, sequences.done)
-    return verdict, _propose(sequences, proposal, logits[:, 1:after_window], layout, policy)
+    )(nodes.tokens, nodes.valid, logits, context(sequences), sequences.key, sequences.done)
+    return verdict, _guess(sequences, proposal, logits[:, 1:after_window], config, policy)
 
 
-def _propose(
-    sequences: Sequences, proposal: Proposal, logits: Array, layout: Layout, policy: Policy
+def _guess(
+    sequences: Sequences,
+    proposal: Proposal,
+    logits: Array,
+    config: LookaheadConfig,
+    policy: Policy,
 ) -> Array:
-    """The window's new row int32 [B, W] of its logits [B, W, V] in a run that is not greedy."""
-    config, sampling = layout.config, policy.sampling
+    """The window's new row int32 [B, w] of its logits [B, w, V] in a run that is not greedy."""
+    sampling = policy.sampling
     if not isinstance(sampling, Sample) or config.window_proposals is WindowProposals.ARGMAX:
         return Greedy().select(logits)
     # Guesses may share the noise of coupled sampling and stay guesses; in residual sampling the
     # tests and draws have noise of their own, so they cannot know how the guesses came about.
     # The filters are left out: over W rows they would cost more than the few better guesses gain.
     unfiltered = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
-    rows = proposal.logit_rows[:, 1 : 1 + config.window_size]
+    rows = proposal.logit_rows[:, 1 : 1 + logits.shape[1]]
     positions = 1 + jnp.take_along_axis(proposal.positions, rows, axis=1)
 
-    def propose(row: Array, key: Array, position: Array) -> Array:
+    def guess(row: Array, key: Array, position: Array) -> Array:
         noise = gumbel(key, position, row.shape[0], Purpose.COUPLED)
         return Greedy().select(unfiltered.warp(row) + noise)
 
-    per_row = jax.vmap(propose, in_axes=(0, None, 0))
+    per_row = jax.vmap(guess, in_axes=(0, None, 0))
     return jax.vmap(per_row)(logits, sequences.key, positions)
 
 

@@ -14,12 +14,14 @@ from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.decoding import DecodeState
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.options import Options, Settings
+from lookahead_jax.parallel import LookaheadParallel
 from lookahead_jax.programs import Decoder
 from lookahead_jax.prompts import Prompt, check_lengths, encode_prompt
 from lookahead_jax.results import GenerationResult
 from lookahead_jax.sampling import Policy
 from lookahead_jax.scheduling import complete
 from lookahead_jax.sequences import Sequences
+from lookahead_jax.sharding import LOOKAHEAD, size_of
 from lookahead_jax.streaming import TextStream
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, LanguageModel, Params
 
@@ -36,6 +38,11 @@ class Lookahead:
     def overhang(self) -> int:
         """A round writes 1 + S tokens from the frontier on, whatever it accepts."""
         return self.config.suffix_length
+
+    @property
+    def lag(self) -> int:
+        """The cache is never behind."""
+        return 0
 
     def init(self, sequences: Sequences, cache_spec: CacheSpec, vocab_size: int) -> DecodeState:
         """See `decoding.init_state`."""
@@ -139,7 +146,7 @@ def generate(
         RoundCheckError: With `validate`, if a round's checks fail.
     """
     settings = Settings.of(options)
-    decoder = lookahead(config, settings, validate)
+    decoder = lookahead(lm, config, settings, validate)
     return run(lm, decoder, prompt, settings, n=n, validate=validate)
 
 
@@ -173,7 +180,7 @@ def completions(
         LookaheadError: At once, if a prompt or a setting is not usable.
     """
     settings = Settings.of(options)
-    decoder = lookahead(config, settings, validate)
+    decoder = lookahead(lm, config, settings, validate)
     if isinstance(prompts, str) or not all(_is_prompt(p) for p in _listed(prompts)):
         raise LookaheadError(f"prompts must be a list of texts or of token lists, got {prompts!r}")
     requests = _requests(lm, prompts, settings, n)
@@ -208,7 +215,7 @@ def stream(
     """
     check_rounds_per_chunk(rounds_per_chunk)
     settings = Settings.of(options)
-    decoder = lookahead(config, settings, validate)
+    decoder = lookahead(lm, config, settings, validate)
     (request,) = _requests(lm, [prompt], settings, 1)  # pyright: ignore[reportArgumentType]
     batch = _checked_batch(lm, decoder, settings, [request], validate)
     batch.start([request])
@@ -255,16 +262,22 @@ def check_rounds_per_chunk(rounds_per_chunk: object) -> None:
 
 
 def lookahead(
-    config: LookaheadConfig | None, settings: Settings, validate: bool = False
-) -> Lookahead:
-    """The decoder of these settings.
+    lm: LanguageModel,
+    config: LookaheadConfig | None,
+    settings: Settings,
+    validate: bool = False,
+) -> Lookahead | LookaheadParallel:
+    """The decoder of these settings, for the devices that the model is on.
 
     Raises:
-        LookaheadError: If `config` is none.
+        LookaheadError: If `config` is none, or the settings do not go with several devices.
     """
     if not isinstance(config, LookaheadConfig | None):
         raise LookaheadError(f"config must be a LookaheadConfig, got {config!r}")
-    return Lookahead(config or LookaheadConfig(), settings.policy, validate)
+    config, copies = config or LookaheadConfig(), size_of(lm.mesh, LOOKAHEAD)
+    if copies > 1:
+        return LookaheadParallel(config, settings.policy, copies)
+    return Lookahead(config, settings.policy, validate)
 
 
 def _requests(lm: LanguageModel, prompts: Prompts, settings: Settings, n: int) -> list[Request]:

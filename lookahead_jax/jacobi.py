@@ -123,6 +123,11 @@ class Jacobi:
         """A sweep writes one row for each coordinate."""
         return self.block_size
 
+    @property
+    def lag(self) -> int:
+        """The cache is never behind."""
+        return 0
+
     def init(self, sequences: Sequences, cache_spec: CacheSpec, vocab_size: int) -> JacobiState:
         """The state before prefill; the first guesses repeat the last prompt token."""
         del vocab_size

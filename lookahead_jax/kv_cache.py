@@ -99,7 +99,7 @@ def commit(cache: KVCache, block: BlockKV, rows: Array, advance: Array) -> KVCac
     buffers = cache.keys + cache.values
     batch_size = rows.shape[0]
     paths = tuple(
-        _take_rows(x, rows).astype(buffer.dtype)
+        take_rows(x, rows).astype(buffer.dtype)
         for x, buffer in zip(block.keys + block.values, buffers, strict=True)
     )
     one = batch_size == 1
@@ -113,8 +113,8 @@ def commit(cache: KVCache, block: BlockKV, rows: Array, advance: Array) -> KVCac
     )
 
 
-def _take_rows(x: Array, rows: Array) -> Array:
-    """Rows [B, n] of x [B, K, T, D], as [B, K, n, D]."""
+def take_rows(x: Array, rows: Array) -> Array:
+    """Rows int32 [B, n] of x [B, K, T, D], as [B, K, n, D]."""
     if x.shape[0] == 1:
         return jnp.take(x, rows[0], axis=2)  # one gather without batch indices to compute
     return jax.vmap(lambda x, rows: jnp.take(x, rows, axis=1))(x, rows)

@@ -18,15 +18,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import checkify
+from jax.sharding import Mesh, PartitionSpec
 
 from lookahead_jax import kv_cache
 from lookahead_jax import sequences as sequences_lib
 from lookahead_jax.kv_cache import KVCache
 from lookahead_jax.sequences import Sequences, extend, extent, init_sequences
+from lookahead_jax.sharding import DATA, MANUAL, shardings, size_of
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, Params
 
 MAX_PREFILL_CHUNK = 256
 """Most rows of one prefill call."""
+
+BATCH, WHOLE = PartitionSpec(DATA), PartitionSpec()
+"""Arguments with a batch axis, shared out among the groups of a mesh, and those that all have."""
 
 
 @jax.tree_util.register_dataclass
@@ -72,6 +77,11 @@ class Decoder(Protocol[S]):
         """Tokens a round may write past the longest text, which the capacity must include."""
         ...
 
+    @property
+    def lag(self) -> int:
+        """Tokens that the cache may be behind the text, the last one apart."""
+        ...
+
     def init(self, sequences: Sequences, cache_spec: CacheSpec, vocab_size: int) -> S:
         """The state before prefill."""
         ...
@@ -102,12 +112,41 @@ class Program:
     vocab_size: int
     capacity: int
     logprobs: bool = False
+    mesh: Mesh | None = None
+    """Where it runs, if on several devices: the state goes where `sharding.RULES` say."""
 
     def start(self, requests: Requests, params: Params) -> Any:
         """The state after prefill, in chunks of P rows or fewer.
 
         P is a multiple of `MAX_PREFILL_CHUNK` where it is larger.
         """
+        return self._on_mesh(self._start, BATCH, WHOLE)(requests, params)
+
+    def _on_mesh(self, function: Callable[..., Any], *specs: PartitionSpec) -> Callable[..., Any]:
+        """A function that returns a state, run by every group of the mesh on its own sequences.
+
+        What happens along the mesh axis `model` is left to the partitioner.
+        """
+        mesh = self.mesh
+        if mesh is None:
+            return function
+        # Without `check_vma`, because a model of one's own need not know of it.
+        mapped = jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=specs,
+            out_specs=BATCH,
+            axis_names=set(MANUAL),
+            check_vma=False,
+        )
+
+        def placed(*args: Any) -> Any:
+            state = mapped(*args)
+            return lax.with_sharding_constraint(state, shardings(mesh, "state", state))
+
+        return placed
+
+    def _start(self, requests: Requests, params: Params) -> Any:
         sequences = init_sequences(
             requests.prompt,
             requests.prompt_length,
@@ -129,17 +168,37 @@ class Program:
             request: One request, B = 1.
             params: The model's weights.
         """
-        one = self.start(request, params)
-        return jax.tree.map(
-            lambda batch, new: lax.dynamic_update_slice_in_dim(batch, new, slot, 0), state, one
-        )
+        return self._on_mesh(self._admit, BATCH, WHOLE, WHOLE, WHOLE)(state, slot, request, params)
+
+    def _admit(self, state: Any, slot: Array, request: Requests, params: Params) -> Any:
+        one = self._start(request, params)
+        if size_of(self.mesh, DATA) == 1:
+            return jax.tree.map(
+                lambda batch, new: lax.dynamic_update_slice_in_dim(batch, new, slot, 0), state, one
+            )
+        # Every group has read the prompt; only the one that has the place takes it in.
+        num_slots = state.rounds.shape[0]
+        here = slot - num_slots * lax.axis_index(DATA)
+        is_here = (here >= 0) & (here < num_slots)
+        here = jnp.clip(here, 0, num_slots - 1)
+
+        def put(batch: Array, new: Array) -> Array:
+            old = lax.dynamic_slice_in_dim(batch, here, 1, 0)
+            return lax.dynamic_update_slice_in_dim(batch, jnp.where(is_here, new, old), here, 0)
+
+        return jax.tree.map(put, state, one)
 
     def extend(self, state: Any, requests: Requests, kept: Array, params: Params) -> Any:
         """The state with a next turn read: `kept` [B] tokens of the text stay, new ones follow.
 
-        The first `kept` tokens of the cache must still be right. The counts begin anew. The
-        capacity must hold `kept + P` tokens.
+        The first `kept` tokens of the cache must still be right, as far as it goes. The counts
+        begin anew. The capacity must hold `kept + P` tokens, and one chunk more where the decoder
+        has a lag.
         """
+        mapped = self._on_mesh(self._extend, BATCH, BATCH, BATCH, WHOLE)
+        return mapped(state, requests, kept, params)
+
+    def _extend(self, state: Any, requests: Requests, kept: Array, params: Params) -> Any:
         sequences = extend(
             state.sequences,
             kept,
@@ -150,7 +209,11 @@ class Program:
         state = replace(
             state,
             sequences=sequences,
-            cache=replace(state.cache, length=kept, extent=extent(sequences)),
+            cache=replace(
+                state.cache,
+                length=jnp.minimum(kept, state.cache.length),
+                extent=extent(sequences),
+            ),
             rounds=jnp.zeros_like(state.rounds),
             accepted_histogram=jnp.zeros_like(state.accepted_histogram),
         )
@@ -169,17 +232,30 @@ class Program:
             num_rounds: int32 [].
             watched: bool [B], come back as soon as one of these is done.
         """
+        mapped = self._on_mesh(self._advance, BATCH, WHOLE, WHOLE, BATCH)
+        return mapped(state, params, num_rounds, watched)
 
-        def unfinished(carry: tuple[Array, Any]) -> Array:
-            i, state = carry
+    def _advance(self, state: Any, params: Params, num_rounds: Array, watched: Array) -> Any:
+        def goes_on(i: Array, state: Any) -> Array:
             done = state.sequences.done
-            return (i < num_rounds) & ~jnp.all(done) & ~jnp.any(done & watched)
+            is_over = ~self._anywhere(~done) | self._anywhere(done & watched)
+            return (i < num_rounds) & ~is_over
 
-        def body(carry: tuple[Array, Any]) -> tuple[Array, Any]:
-            i, state = carry
-            return i + 1, self.decoder.step(state, params, self.forward)
+        def body(carry: tuple[Array, Array, Any]) -> tuple[Array, Array, Any]:
+            i, _, state = carry
+            state = self.decoder.step(state, params, self.forward)
+            return i + 1, goes_on(i + 1, state), state
 
-        return lax.while_loop(unfinished, body, (jnp.zeros((), jnp.int32), state))[1]
+        zero = jnp.zeros((), jnp.int32)
+        return lax.while_loop(lambda carry: carry[1], body, (zero, goes_on(zero, state), state))[2]
+
+    def _anywhere(self, what: Array) -> Array:
+        """Whether something bool [B] holds for any sequence of any group."""
+        here = jnp.any(what)
+        if size_of(self.mesh, DATA) == 1:
+            return here
+        # All groups run the same number of rounds, so that the host can look at all of them.
+        return lax.pmax(here.astype(jnp.int32), DATA) > 0
 
     def checked_step(self, state: Any, params: Params) -> tuple[checkify.Error, Any]:
         """One round, and whether its publication plan held."""

@@ -54,7 +54,7 @@ def complete(
     """
     waiting = deque(enumerate(requests))
     longest = max(len(request.tokens) for request in requests)
-    first = [waiting.popleft() for _ in range(min(batch.settings.batch_size, len(requests)))]
+    first = [waiting.popleft() for _ in range(min(batch.num_slots, len(requests)))]
     batch.start([request for _, request in first], longest)
     slots: dict[int, _Slot] = {
         slot: _occupy(batch, index, request) for slot, (index, request) in enumerate(first)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
+from jax.sharding import Mesh
 
 if TYPE_CHECKING:
     from lookahead_jax.kv_cache import BlockKV, KVCache
@@ -114,6 +115,8 @@ class LanguageModel:
     stop_tokens: tuple[int, ...] = ()
     """Token ids that end an answer."""
     tokenizer: Tokenizer | None = None
+    mesh: Mesh | None = None
+    """The devices that the parameters are on, where there are several (`make_mesh`)."""
     reading: Callable[[int, int], Hashable] | None = None
     """Of a text's prompt length and greatest length, what its keys depend on besides tokens and
     positions. Where it changes, a conversation is read anew from its start. None: on nothing."""

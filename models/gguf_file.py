@@ -32,6 +32,7 @@ def load_gguf(path: Path, target: Target, progress: Progress | None = None) -> C
     """
     header, source = read_gguf_header(path), str(path)
     config = config_from_header(header, source)
+    target.admit(config)
     architecture = architecture_of(header.metadata, source)
     leaves = place(
         header.tensors,

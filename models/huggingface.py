@@ -50,6 +50,7 @@ def load_directory(directory: Path, target: Target, progress: Progress | None = 
         LookaheadError: The model is not supported, or a file is missing or damaged.
     """
     family, config = _read_family(directory)
+    target.admit(config)
     table = HUGGING_FACE_BY_FAMILY.get(family, HUGGING_FACE)
     tensors = stored_tensors(directory)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import huggingface_hub
 import jax
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
@@ -28,6 +28,7 @@ from lookahead_jax.models.named_models import BUNDLED_MODELS, NAMED_MODELS
 from lookahead_jax.models.orbax_file import load_checkpoint
 from lookahead_jax.models.rope import reading
 from lookahead_jax.models.weights import DTYPES, Progress, Sharder, Target
+from lookahead_jax.sharding import check_mesh, sharding_of
 from lookahead_jax.typing import LanguageModel
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -39,6 +40,7 @@ def load_model(
     dtype: str = "float32",
     int8: bool = False,
     sharding: jax.sharding.Sharding | Sharder | None = None,
+    mesh: Mesh | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Loads a model of one of the families (families.py).
@@ -63,11 +65,15 @@ def load_model(
 
             Tensor parallelism in the usual way shares out the columns of o and down instead:
             PartitionSpec(None, "model") where path[-2] is "o" or "down".
+        mesh: The devices to run on (`lookahead_jax.make_mesh`). The parameters go where
+            `lookahead_jax.sharding.RULES` say, and so will batch and cache; the copies of the model
+            along its axis `lookahead` share the work of a round (parallel.py). In the place of
+            `sharding`.
         progress: Called with the bytes read so far and the bytes to read. None shows a bar where
             standard error is a terminal.
 
     Returns:
-        The model, its parameters where `sharding` says.
+        The model, its parameters where `sharding` or `mesh` says.
 
     Raises:
         LookaheadError: There is no such model, it is not supported, its files are damaged, or a
@@ -76,6 +82,10 @@ def load_model(
     check_dtype(dtype)
     name = os.fspath(name_or_path)
     target = Target(dtype, int8, _sharder(sharding))
+    if mesh is not None:
+        if sharding is not None:
+            raise LookaheadError("expected a sharding or a mesh, got both")
+        target = _on_mesh(target, mesh)
     checkpoint = read_checkpoint(resolve(name), target, progress)
     config = checkpoint.config
     return LanguageModel(
@@ -87,6 +97,7 @@ def load_model(
         max_length=config.max_position_embeddings,
         stop_tokens=checkpoint.stop_tokens,
         tokenizer=checkpoint.tokenizer,
+        mesh=mesh,
         reading=reading(config),
     )
 
@@ -138,6 +149,15 @@ def read_checkpoint(path: Path, target: Target, progress: Progress | None = None
     checkpoint = read(path, target, progress)
     int8 = target.int8 or checkpoint.config.int8
     return replace(checkpoint, config=replace(checkpoint.config, int8=int8))
+
+
+def _on_mesh(target: Target, mesh: Mesh) -> Target:
+    """The target with every parameter where the table of shardings has it."""
+    return replace(
+        target,
+        sharder=lambda path, shape: sharding_of(mesh, "/".join(("params", *path)), shape),
+        admit=lambda config: check_mesh(mesh, config.num_key_value_heads),
+    )
 
 
 def _sharder(sharding: jax.sharding.Sharding | Sharder | None) -> Sharder | None:

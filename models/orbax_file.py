@@ -100,6 +100,7 @@ def load_checkpoint(
         LookaheadError: A file is missing or damaged, or does not fit the configuration.
     """
     manifest = read_manifest(directory)
+    target.admit(manifest.config)
     tokenizer = tokenizer_from_directory(directory / TOKENIZER) if manifest.has_tokenizer else None
     if manifest.has_tokenizer and tokenizer is None:
         raise LookaheadError(f"{directory / TOKENIZER}: expected a tokenizer, found none")

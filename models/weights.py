@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lookahead_jax.errors import LookaheadError
+from lookahead_jax.models.config import DecoderConfig
 from lookahead_jax.models.quantisation import is_matrix, quantise, scale_path
 from lookahead_jax.typing import Array
 
@@ -49,11 +50,13 @@ class Target:
         dtype: Of weights, activations and cache, a key of `DTYPES`.
         int8: Whether matrices are rounded to int8 on the way (quantisation.py).
         sharder: Where each of them goes; None: all to the default device.
+        admit: Called with the model's configuration before a weight is read, to refuse it.
     """
 
     dtype: str = "float32"
     int8: bool = False
     sharder: Sharder | None = None
+    admit: Callable[[DecoderConfig], None] = lambda config: None
 
     def put(self, path: tuple[str, ...], values: Any) -> Array:
         """Brings one parameter from the host to its place."""

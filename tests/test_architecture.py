@@ -15,13 +15,13 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"errors"},
-    {"typing", "config"},
+    {"typing", "config", "sharding"},
     {"layout", "window", "pool", "kv_cache", "noise", "filters", "processors"},
-    {"sampling", "sequences", "prompts", "results", "text"},
+    {"sampling", "sequences", "prompts", "results", "text", "shards"},
     {"attention", "verify", "prefill", "options", "stopping"},
     {"validation", "programs"},
     {"decoding", "batch"},
-    {"scheduling", "streaming"},
+    {"scheduling", "streaming", "parallel"},
     {"generation"},
     {"autoregressive", "jacobi", "chat"},
     {"checking"},
@@ -30,7 +30,7 @@ LAYERS = [
 ]
 """Modules of the package, lowest first; a module imports from lower layers only."""
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
-MODELS_MAY_USE = {"typing", "errors", "kv_cache", "attention"}
+MODELS_MAY_USE = {"typing", "errors", "kv_cache", "attention", "sharding"}
 NEVER = {"torch", "flax.nnx", "jax.experimental.shard_map", "pickle"}
 
 

@@ -41,7 +41,9 @@ def observed_round(config, forward):
             proposal.logit_rows,
         )
         chosen = Greedy().select(logits)
-        verdict, _ = decoding._verify(state.sequences, proposal, logits, layout, Policy(Greedy()))
+        verdict, _ = decoding.verify(
+            state.sequences, proposal, logits, layout.config, Policy(Greedy())
+        )
         after = decoding.round(state, params, forward=forward, config=config)
         return after, (proposal.guesses, valid, chosen, verdict)
 
