@@ -24,7 +24,7 @@ from lookahead_jax import kv_cache
 from lookahead_jax import sequences as sequences_lib
 from lookahead_jax.kv_cache import KVCache
 from lookahead_jax.sequences import Sequences, extend, extent, init_sequences
-from lookahead_jax.sharding import DATA, MANUAL, shardings, size_of
+from lookahead_jax.sharding import DATA, manual_axes, shardings, size_of
 from lookahead_jax.typing import Array, CacheSpec, ForwardFn, Params
 
 MAX_PREFILL_CHUNK = 256
@@ -136,7 +136,7 @@ class Program:
             mesh=mesh,
             in_specs=specs,
             out_specs=BATCH,
-            axis_names=set(MANUAL),
+            axis_names=manual_axes(mesh),
             check_vma=False,
         )
 

@@ -26,8 +26,6 @@ from lookahead_jax.errors import LookaheadError
 
 DATA, LOOKAHEAD, MODEL = "data", "lookahead", "model"
 AXES = (DATA, LOOKAHEAD, MODEL)
-MANUAL = frozenset({DATA, LOOKAHEAD})
-"""The axes that `jax.shard_map` takes; the partitioner has the other."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +110,14 @@ def parse_mesh(text: str) -> dict[str, int]:
             f"a mesh is written data=1,lookahead=4,model=2 (axes may be left out), got {text!r}"
         )
     return sizes | {name: int(size) for name, (_, _, size) in zip(names, parts, strict=True)}
+
+
+def manual_axes(mesh: Mesh) -> set[str]:
+    """The axes that `jax.shard_map` takes; the partitioner has the other, if there is one.
+
+    It cannot look into kernels, not even along an axis of one device.
+    """
+    return {DATA, LOOKAHEAD} if mesh.shape[MODEL] > 1 else set(AXES)
 
 
 def size_of(mesh: Mesh | None, axis: str) -> int:
