@@ -170,7 +170,7 @@ class Batch:
         call = self._compiled("advance", *args, donate=(0,))
         begin = time.perf_counter()
         self.state = None  # donated: an interrupt from here on loses it
-        self.state = jax.block_until_ready(call(*args))
+        self.state = _result_of(call, args)
         self.decode_seconds += time.perf_counter() - begin
 
     def progress(self) -> Progress:
@@ -297,7 +297,7 @@ class Batch:
         call = self._compiled(method, *args, donate=donate)
         begin = time.perf_counter()
         self.state = None  # donated, if there was one
-        state = jax.block_until_ready(call(*args))
+        state = _result_of(call, args)
         self.prefill_seconds = time.perf_counter() - begin
         return state
 
@@ -321,6 +321,24 @@ class Batch:
         call, seconds = compiled(self.program, method, *args, donate=donate)
         self.compile_seconds += seconds
         return call
+
+
+def _result_of(call: Any, args: tuple[Any, ...]) -> Any:
+    """What a program computes.
+
+    Raises:
+        LookaheadError: It failed, and other processes had a part in it.
+    """
+    try:
+        return jax.block_until_ready(call(*args))
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise LookaheadError(
+            f"what {jax.process_count()} processes computed together failed, as it does when one "
+            f"of them ends: {reason}"
+        ) from error
 
 
 def to_host(x: Any) -> np.ndarray:

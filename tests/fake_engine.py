@@ -144,8 +144,12 @@ class Fake:
     checked: list = field(default_factory=list)
     report: Any = None
 
-    def load_model(self, name, *, dtype, int8=False) -> Any:
-        self.loaded.append((name, dtype, "int8") if int8 else (name, dtype))
+    def make_mesh(self, **axes):
+        return axes
+
+    def load_model(self, name, *, dtype, int8=False, mesh=None) -> Any:
+        extra = (*(["int8"] if int8 else []), *([] if mesh is None else [mesh]))
+        self.loaded.append((name, dtype, *extra))
         if name == "nosuch":
             raise LookaheadError("no model named nosuch")
         return SimpleNamespace(
@@ -215,6 +219,7 @@ class Fake:
 
     def engine(self):
         return Engine(
+            make_mesh=self.make_mesh,
             load_model=self.load_model,
             generate=self.generate,
             stream=self.stream,

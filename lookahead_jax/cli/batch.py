@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lookahead_jax.cli.console import finite, say, stderr_console
 from lookahead_jax.cli.engine import Engine
+from lookahead_jax.cli.processes import Processes
 from lookahead_jax.cli.reports import answer_record, count
 from lookahead_jax.cli.rows import AnswerFile, Prompt, read_prompts
 from lookahead_jax.cli.settings import Settings
@@ -31,6 +33,7 @@ def run_batch(
     input_path: Path,
     output_path: Path,
     *,
+    processes: Processes,
     system: str | None,
     batch_size: int,
     validate: bool,
@@ -42,6 +45,7 @@ def run_batch(
         settings: What decides the answers.
         input_path: JSON lines with "prompt" and perhaps "id", "system" and "seed".
         output_path: JSON lines, in the order of the input; continued if it exists.
+        processes: Who works on it together; the first has the output file.
         system: System prompt of the rows that name none.
         batch_size: Most prompts decoded together.
         validate: Check every round's publication plan.
@@ -56,7 +60,15 @@ def run_batch(
     if input_path.resolve() == output_path.resolve():
         raise LookaheadError(f"input and output must be two files, got {input_path} twice")
     prompts = read_prompts(input_path, system)
+    if not processes.is_first:
+        rest = prompts[processes.agree(0) :]
+        if rest:
+            engine = start_engine()
+            rows = answer_rows(engine, settings.load(engine), settings, rest, batch_size, validate)
+            deque(rows, maxlen=0)
+        return
     with AnswerFile(output_path, prompts, settings) as answers:
+        processes.agree(answers.finished)
         try:
             _answer_rest(start_engine, settings, prompts, answers, batch_size, validate)
         except KeyboardInterrupt:

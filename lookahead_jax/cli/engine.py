@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class Engine:
     """The functions behind the commands, with the signatures of `lookahead_jax`'s own."""
 
+    make_mesh: Callable[..., Any]
+    """`lookahead_jax.make_mesh`."""
     load_model: Callable[..., LanguageModel]
     """`lookahead_jax.models.load_model`."""
     generate: Callable[..., Any]
@@ -54,7 +56,15 @@ def jax_engine(cache_dir: Path | None) -> Engine:
     """
     import jax
 
-    from lookahead_jax import Chat, autoregressive, check, completions, generate, stream
+    from lookahead_jax import (
+        Chat,
+        autoregressive,
+        check,
+        completions,
+        generate,
+        make_mesh,
+        stream,
+    )
     from lookahead_jax.models import load_model
     from lookahead_jax.models.demo import cache_directory
     from lookahead_jax.prompts import prepare
@@ -64,6 +74,7 @@ def jax_engine(cache_dir: Path | None) -> Engine:
         jax.config.update("jax_compilation_cache_dir", directory and str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return Engine(
+        make_mesh=make_mesh,
         load_model=load_model,
         generate=generate,
         stream=stream,

@@ -106,6 +106,72 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
+class DeviceOptions:
+    """On which devices, and with which other processes."""
+
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            "--mesh",
+            metavar="AXES",
+            help="Run on several devices: data=1,lookahead=4,model=2. data: groups that share the "
+            "batch. lookahead: copies of the model that share the rows of each call. model: "
+            "devices that share the weights of a copy. Axes left out are 1.",
+            rich_help_panel="Several devices",
+            show_default=False,
+        ),
+    ] = None
+    kv_exchange: Annotated[
+        Literal["broadcast", "refeed"],
+        typer.Option(
+            "--kv-exchange",
+            metavar="NAME",
+            help="How copies of the model come by the keys and values of accepted tokens: "
+            "broadcast from the copy that has them, or refeed: each computes them again, a few "
+            "rows more a call. The text is the same.",
+            rich_help_panel="Several devices",
+        ),
+    ] = "broadcast"
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed",
+            help="The same command runs on every host; they find each other, as on a Cloud TPU "
+            "slice. The first one prints and writes.",
+            rich_help_panel="Several devices",
+        ),
+    ] = False
+    coordinator: Annotated[
+        str | None,
+        typer.Option(
+            "--coordinator",
+            metavar="HOST:PORT",
+            help="Where hosts that cannot find each other meet: a port of the first one.",
+            rich_help_panel="Several devices",
+            show_default=False,
+        ),
+    ] = None
+    num_processes: Annotated[
+        int | None,
+        typer.Option(
+            "--num-processes",
+            help="With --coordinator: how many there are.",
+            rich_help_panel="Several devices",
+            show_default=False,
+        ),
+    ] = None
+    process_id: Annotated[
+        int | None,
+        typer.Option(
+            "--process-id",
+            help="With --coordinator: which one this is, from 0.",
+            rich_help_panel="Several devices",
+            show_default=False,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
 class DecodingOptions:
     """The schedule of lookahead decoding, and the length of an answer."""
 
@@ -267,7 +333,9 @@ class StopOptions:
 
 
 @dataclass(frozen=True)
-class TextOptions(StopOptions, LogitOptions, SamplingOptions, DecodingOptions, ModelOptions):
+class TextOptions(
+    DeviceOptions, StopOptions, LogitOptions, SamplingOptions, DecodingOptions, ModelOptions
+):
     """All of these. The last class named comes first in the help."""
 
 

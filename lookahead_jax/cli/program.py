@@ -11,6 +11,7 @@ import typer
 from lookahead_jax.cli.app import app
 from lookahead_jax.cli.console import close_quietly, make_output_safe, say
 from lookahead_jax.cli.engine import Engine
+from lookahead_jax.cli.processes import are_joined
 from lookahead_jax.errors import LookaheadError
 
 _INTERRUPTED = 130
@@ -45,8 +46,9 @@ def _fail(message: str) -> int:
 def main(engine: Engine | None = None) -> None:
     """The `lookahead-jax` program; `engine` as in `run`."""
     code = run(engine=engine)
-    if code == _INTERRUPTED:
-        # A computation under way cannot be called off, and an ordinary exit would wait for it.
+    if code == _INTERRUPTED or (code and are_joined()):
+        # A computation under way cannot be called off, and an ordinary exit would wait for it, or
+        # for processes that have gone.
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)

@@ -17,6 +17,7 @@ from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.processors import check_processors
 from lookahead_jax.sampling import Greedy, Sample
+from lookahead_jax.sharding import parse_mesh
 
 if TYPE_CHECKING:
     from lookahead_jax.cli.engine import Engine
@@ -33,6 +34,8 @@ class Settings:
     config: LookaheadConfig
     max_new_tokens: int
     int8: bool = False
+    mesh: Mapping[str, int] | None = None
+    """Devices along each axis; None: one device. Changes the speed, not the text."""
     use_chat_template: bool = True
     sampling: Greedy | Sample = field(default_factory=Greedy)
     processors: tuple[LogitProcessor, ...] = ()
@@ -58,7 +61,8 @@ class Settings:
         Raises:
             LookaheadError: If there is none, or its vocabulary lacks a token of the options.
         """
-        lm = engine.load_model(self.model, dtype=self.dtype, int8=self.int8)
+        where = {} if self.mesh is None else {"mesh": engine.make_mesh(**self.mesh)}
+        lm = engine.load_model(self.model, dtype=self.dtype, int8=self.int8, **where)
         check_processors(self.processors, lm.vocab_size)
         return lm
 
@@ -119,11 +123,13 @@ def make_settings(
         ngram_size=options.ngram,
         guess_set_size=options.guesses,
         pool_slots=options.pool_slots,
+        kv_exchange=options.kv_exchange,
     )
     return Settings(
         model=options.model,
         dtype=options.dtype,
         int8=options.int8,
+        mesh=None if options.mesh is None else parse_mesh(options.mesh),
         config=config,
         max_new_tokens=most,
         use_chat_template=use_chat_template,
