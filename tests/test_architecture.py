@@ -15,11 +15,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"errors"},
-    {"typing", "config", "sharding"},
-    {"layout", "window", "pool", "kv_cache", "noise", "filters", "processors"},
+    {"typing", "config", "sharding", "hardware", "model_shape"},
+    {"layout", "cost", "window", "pool", "kv_cache", "noise", "filters", "processors"},
     {"sampling", "sequences", "prompts", "results", "text", "shards"},
-    {"attention", "verify", "prefill", "options", "stopping"},
-    {"validation", "programs"},
+    {"attention", "verify", "prefill", "options", "stopping", "deployment"},
+    {"validation", "programs", "roofline", "planning"},
     {"decoding", "batch"},
     {"scheduling", "streaming", "parallel"},
     {"generation"},
@@ -30,7 +30,7 @@ LAYERS = [
 ]
 """Modules of the package, lowest first; a module imports from lower layers only."""
 RANK = {module: rank for rank, layer in enumerate(LAYERS) for module in layer}
-MODELS_MAY_USE = {"typing", "errors", "kv_cache", "attention", "sharding"}
+MODELS_MAY_USE = {"typing", "errors", "kv_cache", "attention", "sharding", "model_shape"}
 NEVER = {"torch", "flax.nnx", "jax.experimental.shard_map", "pickle"}
 
 
@@ -74,8 +74,9 @@ def own_modules(names):
         top, _, rest = name.partition(".")
         if top == "lookahead_jax":
             first = rest.partition(".")[0]
-            is_module = (ROOT / "lookahead_jax" / f"{first}.py").exists()
-            found.add(first if is_module or first in ("models", "cli") else "__init__")
+            path = ROOT / "lookahead_jax" / first
+            is_module = path.with_suffix(".py").exists() or path.is_dir()
+            found.add(first if first and (is_module or first == "models") else "__init__")
     return found
 
 

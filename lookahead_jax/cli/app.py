@@ -21,6 +21,8 @@ from lookahead_jax.cli.options import (
     ValidateOption,
     WindowOption,
 )
+from lookahead_jax.cli.plan_options import PlanOptions
+from lookahead_jax.cli.processes import join
 from lookahead_jax.cli.signature import with_option_groups
 from lookahead_jax.errors import LookaheadError
 
@@ -129,6 +131,7 @@ def generate(
     - `lookahead-jax generate "Name a colour." --temperature 1 --samples 3 --stop "\n"`
     - `lookahead-jax generate - --window 5 --ngram 3 --guesses 5 < prompt.txt`
     - `lookahead-jax generate "Count to ten." --json --logprobs | python -m json.tool`
+    - `lookahead-jax generate "Why is the sky blue?" --mesh lookahead=4,model=2`
     """
     from lookahead_jax.cli.batch import run_batch
     from lookahead_jax.cli.generate import check_samples, generate_one, read_prompt
@@ -148,6 +151,7 @@ def generate(
         if batch_size < 1:
             raise LookaheadError(f"--batch-size must be an integer >= 1, got {batch_size}")
         text = read_prompt(prompt)
+        join(context, options)
         generate_one(
             _engine(context, options),
             settings,
@@ -173,6 +177,7 @@ def generate(
         settings,
         input_path,
         output_path,
+        processes=join(context, options),
         system=system,
         batch_size=batch_size,
         validate=validate,
@@ -216,6 +221,7 @@ def batch(
         settings,
         input_path,
         output_path,
+        processes=join(context, options),
         system=system,
         batch_size=batch_size,
         validate=validate,
@@ -251,6 +257,8 @@ def chat(
     from lookahead_jax.cli.settings import make_settings
 
     settings = make_settings(options)
+    if join(context, options).count > 1:
+        raise LookaheadError("a chat has one terminal: expected one process")
     run_chat(_engine(context, options), settings, system=system, show_accepted=show_accepted)
 
 
@@ -293,6 +301,51 @@ def explain(
 
     config = LookaheadConfig(window_size=window, ngram_size=ngram, guess_set_size=guesses)
     print_explanation(Console(highlight=False), config, stage, candidates, full)
+
+
+@app.command()
+@with_option_groups
+def plan(
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            help="A well-known shape such as llama-3.1-8b or qwen3-4b, a directory with "
+            "config.json or one that `convert` made, a .gguf file, or a Hugging Face id, of which "
+            "config.json alone is fetched. No weights are read.",
+        ),
+    ],
+    tpu: Annotated[
+        str,
+        typer.Option(
+            "--tpu",
+            metavar="SLICE",
+            help="The chips: v5e-8, v6e-4, ... The number counts chips for v5e and v6e, but cores "
+            "for v4, v5p and tpu7x, two to a chip: v5p-8 is four chips.",
+        ),
+    ],
+    options: PlanOptions,
+) -> None:
+    """Estimate what a model takes on a TPU, and what lookahead gains there, before renting one.
+
+    Told are the memory of a chip and whether the model fits it (if not, what would), bytes and
+    FLOPs of a round, its time over an ordinary step's, and the number of rows up to which they
+    are free. On an accelerator, a call that reads all weights for one row computes dozens more in
+    the same time: these are the rows that lookahead decoding uses.
+
+    How much faster a text gets depends on how much of the guesses is accepted, which only the text
+    decides: measure it with `generate --json` on any machine, and give it to --measured.
+
+    - `lookahead-jax plan --model llama-3.1-8b --tpu v5e-8 --window 15 --guesses 15`
+    - `lookahead-jax plan -m qwen3-4b --tpu v6e-1 --int8 --acceptance 0.7 --hit-rate 0.8`
+    - `lookahead-jax plan -m llama-3.1-70b --tpu v5p-8 --mesh model=4 --batch 8`
+    - `lookahead-jax plan -m phi-4 --tpu v5e-8 -a 0.7 --grid "W=3,7,15 N=3,5 G=3,7" -o g.png`
+    """
+    from lookahead_jax.cli.plan import run_plan
+    from lookahead_jax.models.shapes import find_shape
+
+    run_plan(model, tpu, options, find_shape)
 
 
 @app.command()
