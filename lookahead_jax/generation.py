@@ -8,17 +8,16 @@ from typing import Any, Unpack, cast, overload
 
 import numpy as np
 
-from lookahead_jax import decoding
+from lookahead_jax import decoding, parallel
 from lookahead_jax.batch import Batch, Request
 from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.decoding import DecodeState
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.options import Options, Settings
-from lookahead_jax.parallel import LookaheadParallel
 from lookahead_jax.programs import Decoder
 from lookahead_jax.prompts import Prompt, check_lengths, encode_prompt
 from lookahead_jax.results import GenerationResult
-from lookahead_jax.sampling import Policy
+from lookahead_jax.sampling import Policy, Sample
 from lookahead_jax.scheduling import complete
 from lookahead_jax.sequences import Sequences
 from lookahead_jax.sharding import LOOKAHEAD, size_of
@@ -28,11 +27,26 @@ from lookahead_jax.typing import Array, CacheSpec, ForwardFn, LanguageModel, Par
 
 @dataclass(frozen=True)
 class Lookahead:
-    """Lookahead decoding as a `Decoder`."""
+    """Lookahead decoding as a `Decoder`.
+
+    Raises:
+        LookaheadError: Copies of the model are to share rounds, which the sampling method forbids.
+    """
 
     config: LookaheadConfig
     policy: Policy
     validate: bool = False
+    num_copies: int | None = None
+    """Copies of the model along the mesh axis `lookahead` that share each round; None: no axis."""
+
+    def __post_init__(self) -> None:
+        sampling = self.policy.sampling
+        is_residual = isinstance(sampling, Sample) and sampling.method == "residual"
+        if self.num_copies is not None and is_residual and not self.policy.is_argmax:
+            raise LookaheadError(
+                'method="residual" tests all candidates one after the other, on one device: '
+                f'expected method="coupled" on a mesh with lookahead={self.num_copies}'
+            )
 
     @property
     def overhang(self) -> int:
@@ -41,8 +55,9 @@ class Lookahead:
 
     @property
     def lag(self) -> int:
-        """The cache is never behind."""
-        return 0
+        """Where accepted tokens are fed again, those of one round."""
+        is_behind = self.num_copies is not None and self.config.kv_exchange == "refeed"
+        return self.config.suffix_length if is_behind else 0
 
     def init(self, sequences: Sequences, cache_spec: CacheSpec, vocab_size: int) -> DecodeState:
         """See `decoding.init_state`."""
@@ -61,7 +76,16 @@ class Lookahead:
         return decoding.learn_turn(state, kept, config=self.config)
 
     def step(self, state: DecodeState, params: Params, forward: ForwardFn) -> DecodeState:
-        """See `decoding.round`."""
+        """See `decoding.round`, and `parallel.round` for copies that share it."""
+        if self.num_copies is not None:
+            return parallel.round(
+                state,
+                params,
+                forward=forward,
+                config=self.config,
+                policy=self.policy,
+                num_devices=self.num_copies,
+            )
         return decoding.round(
             state,
             params,
@@ -266,7 +290,7 @@ def lookahead(
     config: LookaheadConfig | None,
     settings: Settings,
     validate: bool = False,
-) -> Lookahead | LookaheadParallel:
+) -> Lookahead:
     """The decoder of these settings, for the devices that the model is on.
 
     Raises:
@@ -275,9 +299,7 @@ def lookahead(
     if not isinstance(config, LookaheadConfig | None):
         raise LookaheadError(f"config must be a LookaheadConfig, got {config!r}")
     config, copies = config or LookaheadConfig(), size_of(lm.mesh, LOOKAHEAD)
-    if copies > 1:
-        return LookaheadParallel(config, settings.policy, copies)
-    return Lookahead(config, settings.policy, validate)
+    return Lookahead(config, settings.policy, validate, copies if copies > 1 else None)
 
 
 def _requests(lm: LanguageModel, prompts: Prompts, settings: Settings, n: int) -> list[Request]:

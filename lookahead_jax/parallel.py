@@ -16,7 +16,7 @@ Functions here run inside `jax.shard_map`, where the mesh axis `lookahead` has a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +25,13 @@ from jax import lax
 from lookahead_jax import decoding
 from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.decoding import DecodeState, Nodes, Proposal
-from lookahead_jax.errors import LookaheadError
 from lookahead_jax.kv_cache import BlockKV, KVCache, commit, take_rows
 from lookahead_jax.layout import VerificationBlock, build_layout
-from lookahead_jax.sampling import Greedy, Policy, Sample
+from lookahead_jax.sampling import Greedy, Policy
 from lookahead_jax.sequences import Sequences, append
 from lookahead_jax.sharding import LOOKAHEAD
 from lookahead_jax.shards import ShardedLayout, build_shards
-from lookahead_jax.typing import Array, CacheSpec, ForwardFn, Params
+from lookahead_jax.typing import Array, ForwardFn, Params
 from lookahead_jax.verify import Verdict
 
 
@@ -197,61 +196,3 @@ def _commit_pending(state: DecodeState, block: BlockKV, count: Array, size: int)
     offset = jnp.arange(size + 1, dtype=jnp.int32)[None]
     rows = jnp.where(offset < waiting[:, None], offset, size)
     return commit(state.cache, block, rows, jnp.where(count > 0, waiting + 1, 0))
-
-
-@dataclass(frozen=True)
-class LookaheadParallel:
-    """Lookahead Parallelism as a `Decoder` (programs.py), on a mesh.
-
-    Raises:
-        LookaheadError: The sampling method cannot be shared out.
-    """
-
-    config: LookaheadConfig
-    policy: Policy
-    num_devices: int
-
-    def __post_init__(self) -> None:
-        sampling = self.policy.sampling
-        if isinstance(sampling, Sample) and sampling.method == "residual" and sampling.temperature:
-            raise LookaheadError(
-                'method="residual" tests all candidates one after the other, on one device: '
-                f'expected method="coupled" on a mesh with lookahead={self.num_devices}'
-            )
-
-    @property
-    def overhang(self) -> int:
-        """A round writes 1 + S tokens from the frontier on, whatever it accepts."""
-        return self.config.suffix_length
-
-    @property
-    def lag(self) -> int:
-        """Tokens that the cache may be behind, the last one apart."""
-        return self.config.suffix_length if self.config.kv_exchange == "refeed" else 0
-
-    def init(self, sequences: Sequences, cache_spec: CacheSpec, vocab_size: int) -> DecodeState:
-        """See `decoding.init_state`."""
-        return decoding.init_state(
-            sequences, config=self.config, cache_spec=cache_spec, vocab_size=vocab_size
-        )
-
-    def prefill(
-        self, state: DecodeState, params: Params, forward: ForwardFn, chunk: int
-    ) -> DecodeState:
-        """See `decoding.prefill_state`; every copy of the model reads the prompts."""
-        return decoding.prefill_state(state, params, forward=forward, chunk=chunk)
-
-    def extend(self, state: DecodeState, kept: Array) -> DecodeState:
-        """See `decoding.learn_turn`."""
-        return decoding.learn_turn(state, kept, config=self.config)
-
-    def step(self, state: DecodeState, params: Params, forward: ForwardFn) -> DecodeState:
-        """See `round`."""
-        return round(
-            state,
-            params,
-            forward=forward,
-            config=self.config,
-            policy=self.policy,
-            num_devices=self.num_devices,
-        )

@@ -125,14 +125,22 @@ def size_of(mesh: Mesh | None, axis: str) -> int:
     return 1 if mesh is None else mesh.shape[axis]
 
 
-def check_mesh(mesh: Mesh, num_kv_heads: int) -> None:
-    """Refuses a mesh that a model cannot be put on.
+def check_mesh(mesh: object) -> None:
+    """Refuses what is no mesh of `make_mesh`.
 
     Raises:
-        LookaheadError: Its axes are not those of `make_mesh`, or cut a key/value head.
+        LookaheadError: It has other axes, or is something else.
     """
     if not isinstance(mesh, Mesh) or mesh.axis_names != AXES:
         raise LookaheadError(f"expected a mesh of lookahead_jax.make_mesh, got {mesh!r}")
+
+
+def check_heads(mesh: Mesh, num_kv_heads: int) -> None:
+    """Refuses a mesh that a model cannot be put on.
+
+    Raises:
+        LookaheadError: It would cut a key/value head.
+    """
     if num_kv_heads % mesh.shape[MODEL]:
         raise LookaheadError(
             f"mesh axis model={mesh.shape[MODEL]} must divide the model's {num_kv_heads} "

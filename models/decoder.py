@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from lookahead_jax.attention import attend
+from lookahead_jax.attention import Attention as AttentionImplementation
+from lookahead_jax.attention import Dense, attend
 from lookahead_jax.kv_cache import BlockKV, KVCache, init_cache
 from lookahead_jax.models.config import DecoderConfig, LayerKind, NormPlacement, QueryKeyNorm
 from lookahead_jax.models.layers import (
@@ -44,6 +45,7 @@ class Attention(nn.Module):
 
     config: DecoderConfig
     kind: LayerKind
+    implementation: AttentionImplementation | None = None
 
     @nn.compact
     def __call__(
@@ -84,6 +86,7 @@ class Attention(nn.Module):
             positions=block.positions,
             window=self.kind.window,
             softcap=c.attention_softcap,
+            implementation=self.implementation,
         )
         mixed = mixed.transpose(1, 2, 4, 0, 3).reshape(-1, batch_size * num_rows)
         output = Linear(x.shape[0], c.output_bias, c.int8, name="o")(mixed)
@@ -95,6 +98,7 @@ class Layer(nn.Module):
 
     config: DecoderConfig
     kind: LayerKind
+    attention: AttentionImplementation | None = None
 
     @nn.compact
     def __call__(
@@ -109,7 +113,8 @@ class Layer(nn.Module):
             return Normalise(c.norm, name=name)(x)
 
         normed = norm("attn_norm", NormPlacement.BEFORE, x)
-        mixed, keys, values = Attention(c, kind, name="attn")(normed, turn, block, cached)
+        attn = Attention(c, kind, self.attention, name="attn")
+        mixed, keys, values = attn(normed, turn, block, cached)
         x = x + norm("attn_post_norm", NormPlacement.AFTER, mixed)
         normed = norm("mlp_norm", NormPlacement.BEFORE, x)
         if kind.experts is None:
@@ -125,6 +130,9 @@ class Decoder(nn.Module):
     config: DecoderConfig
     dtype: DTypeLike = jnp.float32
     """Of the activations, and of all parameters that are not int8."""
+
+    attention: AttentionImplementation | None = None
+    """How attention is computed; None: what serves the platform (`lookahead_jax.attention`)."""
 
     @nn.compact
     def __call__(
@@ -153,7 +161,7 @@ class Decoder(nn.Module):
         block = Block(positions, block_mask, cache.length)
         keys, values = [], []
         for i, kind in enumerate(c.layers):
-            layer = Layer(c, kind, name=f"layers_{i}")
+            layer = Layer(c, kind, self.attention, name=f"layers_{i}")
             x, k, v = layer(x, turns[kind.rope], block, (cache.keys[i], cache.values[i]))
             keys.append(k)
             values.append(v)
@@ -190,6 +198,9 @@ class DecoderForward:
 
     config: DecoderConfig
 
+    attention: AttentionImplementation | None = None
+    """How attention is computed; None: what serves the platform (`lookahead_jax.attention`)."""
+
     def __call__(
         self,
         params: Params,
@@ -200,7 +211,8 @@ class DecoderForward:
         logit_rows: Array,
     ) -> tuple[Array, BlockKV]:
         """See `lookahead_jax.typing.ForwardFn`."""
-        return Decoder(self.config, params["final_norm"]["scale"].dtype).apply(
+        dtype = params["final_norm"]["scale"].dtype
+        return Decoder(self.config, dtype, self.attention).apply(
             {"params": params}, tokens, positions, block_mask, cache, logit_rows
         )  # pyright: ignore[reportReturnType]
 
@@ -221,7 +233,7 @@ def abstract_params(config: DecoderConfig, dtype: str) -> Params:
 
     def init() -> Params:
         cache = init_cache(cache_spec(config, dtype), 1, 1)
-        decoder = Decoder(config, jnp.dtype(dtype))
+        decoder = Decoder(config, jnp.dtype(dtype), Dense())
         return decoder.init(jax.random.key(0), row, row, rows, cache, row)["params"]
 
     return jax.eval_shape(init)

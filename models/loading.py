@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 
+from lookahead_jax.attention import Attention, HeadParallel
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models.checkpoint import Checkpoint
 from lookahead_jax.models.decoder import DecoderForward, cache_spec
@@ -28,7 +29,7 @@ from lookahead_jax.models.named_models import BUNDLED_MODELS, NAMED_MODELS
 from lookahead_jax.models.orbax_file import load_checkpoint
 from lookahead_jax.models.rope import reading
 from lookahead_jax.models.weights import DTYPES, Progress, Sharder, Target
-from lookahead_jax.sharding import check_mesh, sharding_of
+from lookahead_jax.sharding import MODEL, check_heads, check_mesh, sharding_of, size_of
 from lookahead_jax.typing import LanguageModel
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -41,6 +42,7 @@ def load_model(
     int8: bool = False,
     sharding: jax.sharding.Sharding | Sharder | None = None,
     mesh: Mesh | None = None,
+    attention: Attention | None = None,
     progress: Progress | None = None,
 ) -> LanguageModel:
     """Loads a model of one of the families (families.py).
@@ -69,6 +71,8 @@ def load_model(
             `lookahead_jax.sharding.RULES` say, and so will batch and cache; the copies of the model
             along its axis `lookahead` share the work of a round (parallel.py). In the place of
             `sharding`.
+        attention: How attention is computed, one of `lookahead_jax.attention`, such as
+            `Split(block_size=256)`. None: what serves the platform that a program is compiled for.
         progress: Called with the bytes read so far and the bytes to read. None shows a bar where
             standard error is a terminal.
 
@@ -85,12 +89,15 @@ def load_model(
     if mesh is not None:
         if sharding is not None:
             raise LookaheadError("expected a sharding or a mesh, got both")
+        check_mesh(mesh)
         target = _on_mesh(target, mesh)
+        if size_of(mesh, MODEL) > 1:
+            attention = HeadParallel(mesh, attention)
     checkpoint = read_checkpoint(resolve(name), target, progress)
     config = checkpoint.config
     return LanguageModel(
         name=name,
-        forward=DecoderForward(config),
+        forward=DecoderForward(config, attention),
         params=checkpoint.params,
         cache_spec=cache_spec(config, dtype),
         vocab_size=config.vocab_size,
@@ -156,7 +163,7 @@ def _on_mesh(target: Target, mesh: Mesh) -> Target:
     return replace(
         target,
         sharder=lambda path, shape: sharding_of(mesh, "/".join(("params", *path)), shape),
-        admit=lambda config: check_mesh(mesh, config.num_key_value_heads),
+        admit=lambda config: check_heads(mesh, config.num_key_value_heads),
     )
 
 

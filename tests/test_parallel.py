@@ -26,7 +26,6 @@ from lookahead_jax import (
 )
 from lookahead_jax.generation import Lookahead
 from lookahead_jax.models import load_model
-from lookahead_jax.parallel import LookaheadParallel
 from lookahead_jax.programs import Program, Requests
 from lookahead_jax.sampling import Policy
 
@@ -117,7 +116,7 @@ CASES = [
 def test_every_device_ends_with_the_state_of_one(lm_name, shape, count, policy, kv_exchange):
     config = LookaheadConfig(*shape, kv_exchange=kv_exchange)
     lm = on_devices(MODELS[lm_name](), count)
-    state = run(lm, LookaheadParallel(config, policy, count))
+    state = run(lm, Lookahead(config, policy, num_copies=count))
     expected = alone(lm_name, shape, policy)
     assert np.asarray(expected.accepted_histogram)[:, 1:].sum() > 3  # candidates are accepted
     assert_same_state(state, expected, cache=kv_exchange == "broadcast")
@@ -129,7 +128,7 @@ def test_what_was_accepted_waits_for_the_next_round_when_it_is_fed_again(toy):
     config = LookaheadConfig(5, 4, 3, kv_exchange="refeed")
     lm, behind = on_devices(toy, 2), set()
     program = Program(
-        LookaheadParallel(config, GREEDY, 2),
+        Lookahead(config, GREEDY, num_copies=2),
         lm.forward,
         lm.cache_spec,
         lm.vocab_size,
@@ -158,7 +157,7 @@ def keep_own_rows(block, rows, is_winner):
 def test_a_device_that_keeps_its_own_rows_is_noticed(toy, monkeypatch):
     monkeypatch.setattr(parallel, "_from_winner", keep_own_rows)
     shape = (5, 4, 3)
-    state = run(on_devices(toy, 2), LookaheadParallel(LookaheadConfig(*shape), GREEDY, 2))
+    state = run(on_devices(toy, 2), Lookahead(LookaheadConfig(*shape), GREEDY, num_copies=2))
     with pytest.raises(AssertionError):
         assert_replicas_agree(state)
     with pytest.raises(AssertionError):
@@ -238,9 +237,7 @@ def test_what_does_not_go_with_a_mesh(toy):
     lm = on_devices(toy, 2)
     with pytest.raises(LookaheadError, match="expected no mesh"):
         generate(lm, PROMPTS[0], validate=True)
-    with pytest.raises(
-        LookaheadError, match="on a mesh with lookahead=2"
-    ):
+    with pytest.raises(LookaheadError, match="on a mesh with lookahead=2"):
         generate(lm, PROMPTS[0], sampling=Sample(method="residual"))
     with pytest.raises(LookaheadError, match='kv_exchange must be "broadcast" or "refeed"'):
         LookaheadConfig(kv_exchange="copy")

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from lookahead_jax import LookaheadConfig, autoregressive, generate
+from lookahead_jax.models import load_model
 
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
@@ -47,9 +48,16 @@ def test_the_example_of_options_runs(capsys):
 
 @pytest.mark.slow
 def test_the_first_example_runs(capsys):
-    (block,) = [block for block in BLOCKS if "load_model" in block]
+    (block,) = [block for block in BLOCKS if "Greedy" in block]
     given = {}
     exec(block, given)
     printed = capsys.readouterr().out
     assert printed.count(given["result"].text) == 2  # printed whole, then streamed
     assert len(given["results"]) == 2
+
+
+def test_the_example_of_several_devices_runs(capsys):
+    (block,) = [block for block in BLOCKS if "make_mesh" in block]
+    exec(block, {"load_model": load_model, "generate": generate})
+    alone = generate(load_model("tiny-bytes"), "def __init__(self", max_new_tokens=64)
+    assert capsys.readouterr().out == alone.text + "\n"

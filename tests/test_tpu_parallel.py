@@ -21,7 +21,6 @@ from lookahead_jax.attention import HeadParallel
 from lookahead_jax.generation import Lookahead
 from lookahead_jax.models.config import llama_config
 from lookahead_jax.models.decoder import DecoderForward, abstract_params, cache_spec
-from lookahead_jax.parallel import LookaheadParallel
 from lookahead_jax.programs import Program, Requests
 from lookahead_jax.sampling import Policy
 from lookahead_jax.sharding import LOOKAHEAD, shardings
@@ -93,10 +92,9 @@ def compile_round(topology, lookahead, model=1, kv_exchange="broadcast", forward
     mesh = make_mesh(lookahead=lookahead, model=model, devices=devices)
     config = dataclasses.replace(CONFIG, kv_exchange=kv_exchange)
     policy = Policy(Greedy())
-    decoder = LookaheadParallel(config, policy, lookahead)
     attention = HeadParallel(mesh) if model > 1 else None
     program = Program(
-        decoder if lookahead > 1 else Lookahead(config, policy),
+        Lookahead(config, policy, num_copies=lookahead),
         (forward or DecoderForward)(MODEL, attention),
         cache_spec(MODEL, "bfloat16"),
         MODEL.vocab_size,

@@ -51,6 +51,17 @@ BatchSizeOption = Annotated[
         help="Texts decoded together; the next one takes a finished one's place.",
     ),
 ]
+KVExchangeOption = Annotated[
+    Literal["broadcast", "refeed"],
+    typer.Option(
+        "--kv-exchange",
+        metavar="NAME",
+        help="How copies of the model come by the keys and values of accepted tokens: broadcast "
+        "from the copy that has them, or refeed: each computes them again, N - 1 rows more a "
+        "call. The text is the same.",
+        rich_help_panel="Several devices",
+    ),
+]
 LogprobsOption = Annotated[
     bool,
     typer.Option(
@@ -121,17 +132,7 @@ class DeviceOptions:
             show_default=False,
         ),
     ] = None
-    kv_exchange: Annotated[
-        Literal["broadcast", "refeed"],
-        typer.Option(
-            "--kv-exchange",
-            metavar="NAME",
-            help="How copies of the model come by the keys and values of accepted tokens: "
-            "broadcast from the copy that has them, or refeed: each computes them again, a few "
-            "rows more a call. The text is the same.",
-            rich_help_panel="Several devices",
-        ),
-    ] = "broadcast"
+    kv_exchange: KVExchangeOption = "broadcast"
     distributed: Annotated[
         bool,
         typer.Option(

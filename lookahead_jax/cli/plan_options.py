@@ -8,7 +8,12 @@ from typing import Annotated, Literal
 
 import typer
 
-from lookahead_jax.cli.options import GuessesOption, NgramOption, WindowOption
+from lookahead_jax.cli.options import (
+    GuessesOption,
+    KVExchangeOption,
+    NgramOption,
+    WindowOption,
+)
 
 _ACCEPTANCE = "Acceptance"
 _GRID = "Grid"
@@ -38,18 +43,11 @@ class PlanOptions:
             help="How the chips are used, as data=1,lookahead=4,model=2: groups that share the "
             "batch, copies of the model that share a round's rows, devices that share a copy's "
             "weights. Else: the smallest model that fits, the rest lookahead.",
+            rich_help_panel="Several devices",
             show_default=False,
         ),
     ] = None
-    kv_exchange: Annotated[
-        Literal["broadcast", "refeed"],
-        typer.Option(
-            "--kv-exchange",
-            metavar="NAME",
-            help="How copies come by accepted keys and values: broadcast from the copy that has "
-            "them, or refeed: computed again by each, N - 1 rows more.",
-        ),
-    ] = "broadcast"
+    kv_exchange: KVExchangeOption = "broadcast"
     batch: Annotated[
         int, typer.Option("--batch", "-b", help="Sequences decoded together, over all chips.")
     ] = 1

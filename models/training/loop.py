@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from lookahead_jax.attention import Dense
 from lookahead_jax.kv_cache import init_cache
 from lookahead_jax.models.config import DecoderConfig, llama_config
 from lookahead_jax.models.decoder import Decoder, DecoderForward, cache_spec
@@ -97,7 +98,9 @@ def init_state(settings: TrainingSettings) -> TrainingState:
     row, mask = jnp.zeros((1, 1), jnp.int32), jnp.ones((1, 1, 1), bool)
     cache = init_cache(cache_spec(config, "float32"), 1, 1)
     key = jax.random.key(settings.seed)
-    params = jax.jit(Decoder(config).init)(key, row, row, mask, cache, row)["params"]
+    # Dense, which can be differentiated.
+    decoder = Decoder(config, attention=Dense())
+    params = jax.jit(decoder.init)(key, row, row, mask, cache, row)["params"]
     return TrainingState(params, settings.optimiser.init(params), jnp.zeros((), jnp.int32))
 
 
@@ -118,7 +121,7 @@ def mean_loss(params: Params, tokens: Array, config: DecoderConfig) -> Array:
         jnp.tril(jnp.ones((length, length), bool)), (batch_size, length, length)
     )
     cache = init_cache(cache_spec(config, "float32"), batch_size, 1)
-    logits, _ = DecoderForward(config)(params, inputs, rows, mask, cache, rows)
+    logits, _ = DecoderForward(config, Dense())(params, inputs, rows, mask, cache, rows)
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, targets))
 
 
