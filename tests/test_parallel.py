@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_chat
+from checkout import benchmark
 from trace_files import TINY_MODEL
 
 from lookahead_jax import (
@@ -241,3 +242,27 @@ def test_what_does_not_go_with_a_mesh(toy):
         generate(lm, PROMPTS[0], sampling=Sample(method="residual"))
     with pytest.raises(LookaheadError, match='kv_exchange must be "broadcast" or "refeed"'):
         LookaheadConfig(kv_exchange="copy")
+
+
+def test_the_benchmark_of_rounds(toy):
+    """Rows, bytes and texts are facts; times are only there."""
+    rounds = benchmark("parallel_rounds")
+    record = rounds.measure(
+        lambda mesh: dataclasses.replace(toy, mesh=mesh), [(3, 3, 3)], [1, 2], repeats=2
+    )
+    assert record["same_text"] is True
+    facts = record["rounds"]
+    rows = {name: fact["rows_of_a_device"] for name, fact in facts.items()}
+    assert rows == {
+        "(3, 3, 3) on 1": 12,
+        "(3, 3, 3) on 2 broadcast": 8,
+        "(3, 3, 3) on 2 refeed": 10,
+    }
+    ids = 4 * 2 * (1 + 3 + 2)
+    spec = toy.cache_spec
+    values = 4 * spec.num_layers * 2 * spec.num_kv_heads * 2 * spec.head_dim
+    exchanged = [fact["bytes_exchanged"] for fact in facts.values()]
+    assert exchanged == [0, ids + values, ids]
+    assert facts["(3, 3, 3) on 1"]["over_one_device"]["median"] == 1.0
+    assert all(fact["milliseconds"]["median"] > 0 for fact in facts.values())
+    assert rounds.table(record).row_count == 3
