@@ -57,8 +57,8 @@ def measure(
         repeats: Repetitions; each runs every contender once.
     """
     contenders, facts = {}, {}
-    for count in counts:
-        lm = load(None if count == 1 else make_mesh(lookahead=count))
+    models = {n: load(None if n == 1 else make_mesh(lookahead=n)) for n in counts}
+    for count, lm in models.items():
         for shape in shapes:
             for exchange in ("broadcast", "refeed") if count > 1 else ("",):
                 name = _name(shape, count, exchange)
@@ -71,7 +71,7 @@ def measure(
         fact["over_one_device"] = times.ratio(name, alone).scaled(1)
     return {
         "format": "parallel-rounds/1",
-        "conditions": _conditions(lm, repeats),
+        "conditions": _conditions(models[counts[0]], repeats),
         "same_text": len(texts) == len(shapes),
         "rounds": facts,
     }
@@ -103,6 +103,7 @@ def _contender(
     )
     watched = np.zeros(1, bool)
     state = jax.jit(program.start)(requests, lm.params)
+    advance: Any
     advance, _ = compiled(program, "advance", state, lm.params, np.int32(ROUNDS), watched)
     state = advance(state, lm.params, np.int32(ROUNDS_BEFORE), watched)
     state = jax.block_until_ready(state)

@@ -279,14 +279,14 @@ class Batch:
         wanted = np.full((count,), self.settings.max_new_tokens, np.int32)
         wanted[count - idle :] = 0
         stops = np.array(self.stops or (Sequences.NO_STOP,), np.int32)
-        arrays = Requests(
-            prompt=padded,
-            prompt_length=np.array([len(r.tokens) for r in requests], np.int32),
-            max_new_tokens=wanted,
-            stop_tokens=np.tile(stops, (count, 1)),
-            key=np.array([(r.seed, r.sample) for r in requests], np.uint32),
+        arrays = (
+            padded,
+            np.array([len(r.tokens) for r in requests], np.int32),
+            wanted,
+            np.tile(stops, (count, 1)),
+            np.array([(r.seed, r.sample) for r in requests], np.uint32),
         )
-        return self._put(arrays, WHOLE if one else BATCH)
+        return Requests(*self._put(arrays, WHOLE if one else BATCH))
 
     def _put(self, values: Any, spec: PartitionSpec = WHOLE) -> Any:
         """Arrays from the host to where the programs want them."""

@@ -20,10 +20,15 @@ from __future__ import annotations
 import enum
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from lookahead_jax.config import LookaheadConfig
+
+
+Table = Any
+"""An array of numpy, or one of JAX where a device looks up its own (shards.py)."""
 
 
 class Role(enum.IntEnum):
@@ -68,10 +73,10 @@ class VerificationBlock:
         paths: int32 [n, S + 1]; node at each depth on the way to node i, then i repeated.
     """
 
-    parents: np.ndarray
-    depths: np.ndarray
-    ancestors: np.ndarray
-    paths: np.ndarray
+    parents: Table
+    depths: Table
+    ancestors: Table
+    paths: Table
 
 
 @dataclass(frozen=True, eq=False)

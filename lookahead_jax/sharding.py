@@ -62,7 +62,7 @@ def make_mesh(
     data: int = 1,
     lookahead: int = 1,
     model: int = 1,
-    devices: Sequence[jax.Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> Mesh:
     """A mesh for `load_model`; a TPU's devices are placed by their links.
 

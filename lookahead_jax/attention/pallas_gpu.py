@@ -236,9 +236,9 @@ def _kernel(
             scores = rules.softcap * jnp.tanh(scores / rules.softcap)
         scores = jnp.where(seen, scores, LOWEST)
         highest = jnp.maximum(before, jnp.max(scores, axis=1))
-        # A row that sees nothing of this share must add nothing to the sum.
-        weights = jnp.where(seen, jnp.exp(scores - highest[:, None]), 0.0)
-        shrink = jnp.exp(before - highest)
+        # A row that has seen nothing so far has weights of 1 and the lowest peak: they vanish, here
+        # or in the merge, as soon as there is a real score.
+        weights, shrink = jnp.exp(scores - highest[:, None]), jnp.exp(before - highest)
         more = product(weights.astype(values.dtype), values, 0)
         summed = summed * shrink + jnp.sum(weights, axis=1)
         return highest, summed, so_far * shrink[:, None] + more
