@@ -79,7 +79,8 @@ def attend(
 def default(platform: str, shapes: Shapes) -> Attention:
     """The implementation that serves a platform where none is asked for.
 
-    On a CPU blocks of 64 were the fastest of 64 to 512 that were measured, whatever the capacity.
+    On a CPU blocks of 64 were the fastest for short texts, of 64 to 512 that were measured, and
+    about as fast as others at 500 tokens; capacities are multiples of 64, so none is cut.
     GPUs have plain XLA until their kernel has been measured on one.
     """
     if platform == "cpu":
