@@ -26,7 +26,6 @@ import numpy as np
 
 from lookahead_jax.config import LookaheadConfig
 
-
 Table = Any
 """An array of numpy, or one of JAX where a device looks up its own (shards.py)."""
 

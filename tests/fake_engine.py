@@ -147,8 +147,8 @@ class Fake:
     def make_mesh(self, **axes):
         return axes
 
-    def load_model(self, name, *, dtype, int8=False, mesh=None) -> Any:
-        extra = (*(["int8"] if int8 else []), *([] if mesh is None else [mesh]))
+    def load_model(self, name, *, dtype, int8=False, mesh=None, attention=None) -> Any:
+        extra = [*(["int8"] if int8 else []), *(x for x in (mesh, attention) if x is not None)]
         self.loaded.append((name, dtype, *extra))
         if name == "nosuch":
             raise LookaheadError("no model named nosuch")

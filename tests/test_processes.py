@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from lookahead_jax.attention import Split
+
 MESH = ("--mesh", "data=2,lookahead=2")
 COMMON = ("--model", "tiny-bytes", "--batch-size", "2", "--no-chat-template", "-W3", "-N3", "-G3")
 LENGTH = "160"
@@ -130,6 +132,16 @@ def test_what_is_asked_for_wrongly_is_one_line(arguments, message, capsys, monke
     assert not fake.loaded
 
 
+def test_an_implementation_that_cannot_run_says_why(capsys):
+    from lookahead_jax.cli.program import run
+
+    arguments = ["--model", "tiny-bytes", "--no-chat-template", "--attention", "pallas-tpu"]
+    assert run(["generate", "a b", *arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert "cannot run: expected a TPU, got cpu" in lines[-1]
+    assert len(lines) == 1
+
+
 def test_a_mesh_is_handed_on():
     from fake_engine import Fake
 
@@ -137,7 +149,8 @@ def test_a_mesh_is_handed_on():
 
     fake = Fake()
     arguments = ["generate", "a b", "--mesh", "lookahead=4, model=2", "--kv-exchange", "refeed"]
+    arguments += ["--attention", "split"]
     assert run(arguments, engine=fake.engine()) == 0
     axes = {"data": 1, "lookahead": 4, "model": 2}
-    assert fake.loaded == [("smollm2-135m", "float32", axes)]
+    assert fake.loaded == [("smollm2-135m", "float32", axes, Split())]
     assert fake.arguments[0]["config"].kv_exchange == "refeed"

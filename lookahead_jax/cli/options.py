@@ -105,6 +105,16 @@ class ModelOptions:
             "ordinary decoding agree on it as they do on any other.",
         ),
     ] = False
+    attention: Annotated[
+        Literal["auto", "dense", "split", "pallas-tpu", "pallas-gpu"],
+        typer.Option(
+            "--attention",
+            metavar="NAME",
+            help="How attention is computed. auto: what serves the machine best. dense: over the "
+            "whole cache, the reference. split: plain XLA along the live text. pallas-tpu, "
+            "pallas-gpu: a kernel of our own.",
+        ),
+    ] = "auto"
     cache_dir: Annotated[
         Path | None,
         typer.Option(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from lookahead_jax.attention import Attention, Dense, PallasGPU, PallasTPU, Split
 from lookahead_jax.cli.options import TextOptions
 from lookahead_jax.cli.policy import (
     make_processors,
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from lookahead_jax.typing import LanguageModel
 
 
+_ATTENTION: Mapping[str, Attention | None] = {
+    "auto": None,
+    "dense": Dense(),
+    "split": Split(),
+    "pallas-tpu": PallasTPU(),
+    "pallas-gpu": PallasGPU(),
+}
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything besides the prompt that decides which text comes out, and in how many calls."""
@@ -36,6 +46,8 @@ class Settings:
     int8: bool = False
     mesh: Mapping[str, int] | None = None
     """Devices along each axis; None: one device. Changes the speed, not the text."""
+    attention: Attention | None = None
+    """How attention is computed; None: what serves the machine."""
     use_chat_template: bool = True
     sampling: Greedy | Sample = field(default_factory=Greedy)
     processors: tuple[LogitProcessor, ...] = ()
@@ -61,8 +73,12 @@ class Settings:
         Raises:
             LookaheadError: If there is none, or its vocabulary lacks a token of the options.
         """
-        where = {} if self.mesh is None else {"mesh": engine.make_mesh(**self.mesh)}
-        lm = engine.load_model(self.model, dtype=self.dtype, int8=self.int8, **where)
+        more: dict[str, Any] = {}
+        if self.mesh is not None:
+            more["mesh"] = engine.make_mesh(**self.mesh)
+        if self.attention is not None:
+            more["attention"] = self.attention
+        lm = engine.load_model(self.model, dtype=self.dtype, int8=self.int8, **more)
         check_processors(self.processors, lm.vocab_size)
         return lm
 
@@ -130,6 +146,7 @@ def make_settings(
         dtype=options.dtype,
         int8=options.int8,
         mesh=None if options.mesh is None else parse_mesh(options.mesh),
+        attention=_ATTENTION[options.attention],
         config=config,
         max_new_tokens=most,
         use_chat_template=use_chat_template,
