@@ -25,7 +25,7 @@ OPTIMISED = {
     "test_demo_sampling",
     "test_demo_model",
     "test_gemma",
-    "test_readme",
+    "test_readme_demo",
     "test_round_cost",
     "test_state",
     "test_tpu_aot",

@@ -14,7 +14,7 @@ from lookahead_jax.attention import Split
 
 MESH = ("--mesh", "data=2,lookahead=2")
 COMMON = ("--model", "tiny-bytes", "--batch-size", "2", "--no-chat-template", "-W3", "-N3", "-G3")
-LENGTH = "160"
+LENGTH = "64"
 TEXTS = ["def add(a, b):\n", "import os\n", "class Point:\n", "for i in range(3):\n", "x = 1\n"]
 
 
@@ -31,7 +31,7 @@ def start(arguments, devices=2):
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
         "TPU_SKIP_MDS_QUERY": "1",
     }
-    command = [sys.executable, "-c", "from lookahead_jax.cli import main; main()", *arguments]
+    command = [sys.executable, "-P", "-c", "from lookahead_jax.cli import main; main()", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 
@@ -114,7 +114,7 @@ def test_two_processes_with_two_devices_each_and_one_that_dies(tmp_path):
         (["--mesh", "data=1,data=2"], "a mesh is written data=1,lookahead=4,model=2"),
         (
             ["--mesh", "data=1", "--distributed"],
-            "cannot join the other processes: coordinator_address should be defined",
+            "cannot join the other processes: ",
         ),
     ],
 )

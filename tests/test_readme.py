@@ -5,7 +5,6 @@ from pathlib import Path
 
 import fakes
 import jax.numpy as jnp
-import pytest
 
 from lookahead_jax import LookaheadConfig, autoregressive, generate
 from lookahead_jax.models import load_model
@@ -44,16 +43,6 @@ def test_the_example_of_options_runs(capsys):
     answers = capsys.readouterr().out.splitlines()
     assert sorted(line[0] for line in answers[:3]) == ["0", "1", "2"]
     assert given["chat"].messages[-1] == {"role": "assistant", "content": answers[3]}
-
-
-@pytest.mark.slow
-def test_the_first_example_runs(capsys):
-    (block,) = [block for block in BLOCKS if "Greedy" in block]
-    given = {}
-    exec(block, given)
-    printed = capsys.readouterr().out
-    assert printed.count(given["result"].text) == 2  # printed whole, then streamed
-    assert len(given["results"]) == 2
 
 
 def test_the_example_of_several_devices_runs(capsys):

@@ -89,7 +89,7 @@ def test_a_round_runs_the_kernel_in_place_and_moves_little_more_than_it_must(chi
 
 @pytest.mark.slow
 def test_float32_is_in_place_too():
-    check_round(compile_loop(shallow(DEMO, 8), "float32"))
+    check_round(compile_loop(shallow(DEMO, 4), "float32"))
 
 
 def test_a_sampled_batch_is_written_in_place_too_and_sorts_nothing():
