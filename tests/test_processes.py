@@ -95,7 +95,11 @@ def test_two_processes_with_two_devices_each_and_one_that_dies(tmp_path):
     _, errors = first.communicate(timeout=90)
     assert time.monotonic() - killed < 60
     assert first.returncode != 0
-    assert "what 2 processes computed together failed, as it does when one of them ends" in errors
+    # Ours where a computation is cut, else that of JAX's own service, which ends the process.
+    assert (
+        "what 2 processes computed together failed, as it does when one of them ends" in errors
+        or "This most likely indicates that another task died" in errors
+    )
     assert "Traceback" not in errors
     kept = rows(left)
     assert 0 < len(kept) < len(TEXTS)
