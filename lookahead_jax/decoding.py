@@ -61,8 +61,6 @@ class Nodes:
 class Proposal:
     """One round's packed rows: what goes into the forward pass, and what is to be verified."""
 
-    guesses: Array  # int32 [B, G, S]
-    valid: Array  # bool [B, G]
     tokens: Array  # int32 [B, Q]
     positions: Array  # int32 [B, Q]
     mask: Array  # bool [B, Q, Q]
@@ -252,8 +250,6 @@ def pack(state: DecodeState, guesses: Array, valid: Array, layout: Layout) -> Pr
         rows=jnp.asarray(layout.node_rows),
     )
     return Proposal(
-        guesses=guesses,
-        valid=valid,
         tokens=jnp.concatenate([lookahead, candidates], axis=1),
         positions=frontier[:, None] + jnp.asarray(layout.positions)[stage],
         mask=jnp.asarray(layout.mask)[stage],

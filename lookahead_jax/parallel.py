@@ -90,8 +90,6 @@ def _part(whole: Proposal, state: DecodeState, shards: ShardedLayout, device: Ar
     nodes = jnp.asarray(shards.nodes)[device]
     block = shards.block
     return Proposal(
-        guesses=whole.guesses,
-        valid=whole.valid,
         tokens=jnp.take_along_axis(whole.tokens, rows, axis=1),
         positions=jnp.take_along_axis(whole.positions, rows, axis=1),
         mask=jnp.asarray(shards.mask)[device, stage],

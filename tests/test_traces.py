@@ -45,7 +45,7 @@ def observed_round(config, forward):
             state.sequences, proposal, logits, layout.config, Policy(Greedy())
         )
         after = decoding.round(state, params, forward=forward, config=config)
-        return after, (proposal.guesses, valid, chosen, verdict)
+        return after, (guesses, valid, chosen, verdict)
 
     return jax.jit(observe)
 
