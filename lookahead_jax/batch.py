@@ -227,6 +227,7 @@ class Batch:
         rounds = int(progress.rounds[slot])
         seconds = self.decode_seconds - seconds_before
         pool = getattr(state, "pool", None)
+        candidates = getattr(state, "candidate_rounds", None)
         stats = GenerationStats(
             rounds=rounds,
             tokens_per_round=len(output) / max(rounds, 1),
@@ -236,6 +237,7 @@ class Batch:
             decode_seconds=seconds,
             tokens_per_second=len(output) / max(seconds, 1e-9),
             pool_bytes=0 if pool is None else pool_bytes(pool) // len(progress.done),
+            candidate_rounds=0 if candidates is None else int(to_host(candidates)[slot]),
         )
         return GenerationResult(
             text=shown,

@@ -44,6 +44,7 @@ class DecodeState:
     window: Window
     pool: Pool
     rounds: Array  # int32 [B], rounds in which the sequence took part
+    candidate_rounds: Array  # int32 [B], of these, rounds in which the pool had candidates
     accepted_histogram: Array  # int32 [B, S + 1], rounds by number of accepted candidate tokens
 
 
@@ -55,6 +56,11 @@ class Nodes:
     tokens: Array  # int32 [B, n]
     valid: Array  # bool [B, n]
     rows: Array  # int32 [n], the row of each
+
+    @property
+    def any_valid(self) -> Array:
+        """bool [B]: whether there is any candidate."""
+        return jnp.any(self.valid[:, 1:], axis=1)
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,7 @@ def init_state(
         window=jax.vmap(lambda level: window_lib.init_window(config, level))(first_level),
         pool=pool,
         rounds=jnp.zeros((batch_size,), jnp.int32),
+        candidate_rounds=jnp.zeros((batch_size,), jnp.int32),
         accepted_histogram=jnp.zeros((batch_size, config.suffix_length + 1), jnp.int32),
     )
 
@@ -115,13 +122,14 @@ def prefill_state(
 
 
 def learn_turn(state: DecodeState, kept: Array, *, config: LookaheadConfig) -> DecodeState:
-    """The state whose pool has learnt the tokens of a next turn; pool and window are carried over.
+    """The state of a next turn, whose tokens the pool has learnt; pool and window are carried over.
 
     Args:
         state: The state with the text of the next turn.
         kept: int32 [B], tokens from before, at most `sequences.length - 1`.
         config: W, N, G and the schedule.
     """
+    state = replace(state, candidate_rounds=jnp.zeros_like(state.candidate_rounds))
     if not (config.pool_from_prompt and config.guess_set_size):
         return state
     text, first = state.sequences, jnp.maximum(kept - config.suffix_length, 0)
@@ -178,11 +186,12 @@ def round(
         check_round(state.sequences, state.cache, proposal, verdict, rows, count, logits)
     with jax.named_scope("commit"):
         cache = commit(state.cache, block_kv, rows, count)
-    return publish(state, sequences, count, cache, new_row, config)
+    return publish(state, proposal, sequences, count, cache, new_row, config)
 
 
 def publish(
     state: DecodeState,
+    proposal: Proposal,
     sequences: Sequences,
     count: Array,
     cache: KVCache,
@@ -193,6 +202,7 @@ def publish(
 
     Args:
         state: The state before.
+        proposal: All that was to be verified.
         sequences: The text with what was emitted.
         count: int32 [B], how many tokens that was.
         cache: The cache with what was committed.
@@ -211,6 +221,8 @@ def publish(
         window=window,
         pool=pool,
         rounds=state.rounds + active.astype(jnp.int32),
+        candidate_rounds=state.candidate_rounds
+        + (active & proposal.nodes.any_valid).astype(jnp.int32),
         accepted_histogram=state.accepted_histogram + histogram.astype(jnp.int32),
     )
 

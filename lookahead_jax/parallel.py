@@ -80,7 +80,7 @@ def round(
             path = _from_winner(block_kv, part.nodes.rows[own.path], winner == device)
             at = jnp.broadcast_to(jnp.arange(own.path.shape[1]), own.path.shape)
             cache = commit(state.cache, path, at, count)
-    return decoding.publish(state, sequences, count, cache, new_row, config)
+    return decoding.publish(state, whole, sequences, count, cache, new_row, config)
 
 
 def _part(whole: Proposal, state: DecodeState, shards: ShardedLayout, device: Array) -> Proposal:

@@ -20,6 +20,7 @@ class GenerationStats:
         prefill_seconds: Reading the prompt, first window and pool included, with the other prompts
             that were read at the same time.
         decode_seconds: The rounds of the whole batch while this sequence was in it.
+        candidate_rounds: Model calls in which the pool had candidates; 0 for other decoders.
         pool_bytes: Memory of this sequence's n-gram pool on the device; 0 for other decoders.
         tokens_per_second: This sequence's output tokens over `decode_seconds`.
     """
@@ -32,6 +33,7 @@ class GenerationStats:
     decode_seconds: float
     tokens_per_second: float
     pool_bytes: int = 0
+    candidate_rounds: int = 0
 
 
 @dataclass(frozen=True)

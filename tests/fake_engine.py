@@ -31,6 +31,7 @@ def result(text, *, rounds=None, decode_seconds=0.5, tokens=None, finish_reason=
         rounds=rounds,
         tokens_per_round=len(tokens) / rounds if rounds else math.nan,
         accepted_histogram=(1, rounds - 1),
+        candidate_rounds=1,
         compile_seconds=1.25,
         prefill_seconds=0.1,
         decode_seconds=decode_seconds,

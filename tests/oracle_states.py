@@ -173,6 +173,7 @@ def package_state(
         ),
         pool=NGramPool(pool.reshape(batch_size, vocab_size, -1), suffix),
         rounds=np.zeros(batch_size, np.int32),
+        candidate_rounds=np.zeros((batch_size,), np.int32),
         accepted_histogram=np.zeros((batch_size, suffix + 1), np.int32),
     )
 

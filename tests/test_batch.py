@@ -125,7 +125,7 @@ def test_in_order_hands_out_each_row_in_its_turn():
 def test_every_answer_is_on_the_disk_as_soon_as_it_can_be(files, monkeypatch):
     sizes = []
     monkeypatch.setattr(
-        "lookahead_jax.cli.rows.os.fsync", lambda file: sizes.append(os.fstat(file).st_size)
+        "lookahead_jax.json_lines.os.fsync", lambda file: sizes.append(os.fstat(file).st_size)
     )
     write_prompts(files, "long a b", "b", "c", "d e f g")
     assert batch(files) == 0
@@ -347,7 +347,7 @@ def test_a_full_disk_is_one_line(files, capsys, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lookahead_jax.cli.rows.os.fsync", full)
+    monkeypatch.setattr("lookahead_jax.json_lines.os.fsync", full)
     assert batch(files) == 2
     assert capsys.readouterr().err == f"error: cannot write {files[1]}: No space left on device\n"
 

@@ -105,6 +105,8 @@ def test_answers_of_many_turns_are_exact_and_only_new_tokens_are_read(lm):
     assert len(written) > 64, "the state was to grow"
     assert {turn.result.finish_reason for turn in turns} == {"stop", "length"}
     assert chat.turns == turns
+    for stats in (turn.result.stats for turn in turns):  # counted anew in every turn
+        assert sum(stats.accepted_histogram[1:]) <= stats.candidate_rounds <= stats.rounds
     assert sum(sum(turn.result.stats.accepted_histogram[1:]) for turn in turns) > 10
 
 

@@ -260,6 +260,7 @@ def test_json_is_one_object_and_nothing_else(capsys):
         "tokens": [4, 3, 3, 2],
         "rounds": 2,
         "tokens_per_round": 2.0,
+        "candidate_rounds": 1,
         "accepted_histogram": [1, 1],
         "compile_seconds": 1.25,
         "decode_seconds": 0.5,

@@ -65,7 +65,7 @@ def committed(buffers, length):
 
 def assert_same_state(state, expected, *, cache=True):
     """Leaf for leaf; the cache as far as it goes, to rounding."""
-    for name in ("sequences", "window", "pool", "rounds", "accepted_histogram"):
+    for name in ("sequences", "window", "pool", "rounds", "candidate_rounds", "accepted_histogram"):
         jax.tree.map(np.testing.assert_array_equal, getattr(state, name), getattr(expected, name))
     if cache:
         length = np.asarray(expected.cache.length)

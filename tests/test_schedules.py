@@ -57,6 +57,7 @@ def test_every_state_is_the_oracles(config, seed):
     oracle = [reference.start(*task) for task in zip(settings, prompts, first, strict=True)]
     histograms = np.zeros((BATCH, config.suffix_length + 1), int)
     calls = np.zeros(BATCH, int)
+    candidate_calls = np.zeros(BATCH, int)
 
     state = start_batch(config, prompts, limits, stops, first_levels=given)
     advance = jitted_round(config)
@@ -67,6 +68,7 @@ def test_every_state_is_the_oracles(config, seed):
             assert host.cache.length[i] == host.sequences.length[i] - 1
         np.testing.assert_array_equal(host.accepted_histogram, histograms)
         np.testing.assert_array_equal(host.rounds, calls)
+        np.testing.assert_array_equal(host.candidate_rounds, candidate_calls)
         if all(expected.finished for expected in oracle):
             break
         for i, before in enumerate(oracle):
@@ -78,6 +80,7 @@ def test_every_state_is_the_oracles(config, seed):
             oracle[i] = record.after
             histograms[i, len(record.emitted) - 1] += 1
             calls[i] += 1
+            candidate_calls[i] += bool(record.candidates)
         state = advance(state, fakes.HEALTHY)
 
     for i, expected in enumerate(oracle):

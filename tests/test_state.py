@@ -49,6 +49,7 @@ def leaves_of(state):
         (window.stage, (B,)),
         (state.pool.suffixes, (B, V, G * S)),
         (state.rounds, (B,)),
+        (state.candidate_rounds, (B,)),
         (state.accepted_histogram, (B, S + 1)),
     ]
 

@@ -168,6 +168,7 @@ def _stats_record(stats: GenerationStats) -> dict[str, Any]:
     return {
         "rounds": int(stats.rounds),
         "tokens_per_round": finite(stats.tokens_per_round),
+        "candidate_rounds": int(stats.candidate_rounds),
         "accepted_histogram": [int(times) for times in stats.accepted_histogram],
         "compile_seconds": finite(stats.compile_seconds),
         "prefill_seconds": finite(stats.prefill_seconds),

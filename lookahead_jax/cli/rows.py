@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 from lookahead_jax.cli.settings import Settings
 from lookahead_jax.errors import LookaheadError
+from lookahead_jax.json_lines import GrowingFile, read_rows
 
 
 @dataclass(frozen=True)
@@ -39,16 +37,10 @@ def read_prompts(path: Path, system: str | None = None) -> list[Prompt]:
     Raises:
         LookaheadError: If the file cannot be read or a row is not what the help describes.
     """
-    try:
-        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    except OSError as error:
-        raise LookaheadError(f"cannot read {path}: {error.strerror}") from None
     prompts = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, row in read_rows(path):
         try:
-            prompt = _parse_prompt(line, number, system)
+            prompt = _read_prompt(row, number, system)
         except LookaheadError as error:
             raise LookaheadError(f"{path}, line {number}: {error}") from None
         if prompt.id in prompts:
@@ -56,13 +48,10 @@ def read_prompts(path: Path, system: str | None = None) -> list[Prompt]:
                 f"{path}, line {number}: every id must be there once, got {prompt.id!r} again"
             )
         prompts[prompt.id] = prompt
-    if not prompts:
-        raise LookaheadError(f"{path}: expected one JSON object a line, got no rows")
     return list(prompts.values())
 
 
-def _parse_prompt(line: bytes, number: int, default_system: str | None) -> Prompt:
-    row = _parse_object(line)
+def _read_prompt(row: dict[str, Any], number: int, default_system: str | None) -> Prompt:
     text, system, row_id = row.get("prompt"), row.get("system"), row.get("id", number)
     if not isinstance(text, str):
         got = "none" if "prompt" not in row else json.dumps(text)[:40]
@@ -81,18 +70,6 @@ def _parse_prompt(line: bytes, number: int, default_system: str | None) -> Promp
             f'expected "seed" to be an integer >= 0 and below 2**32, got {json.dumps(seed)[:40]}'
         )
     return Prompt(row_id, text, default_system if system is None else system, seed)
-
-
-def _parse_object(line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line.decode())
-        # JSON can spell half a surrogate pair, which is no text; it comes to light here.
-        json.dumps(row, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        raise LookaheadError("expected one JSON object in UTF-8 on the line") from None
-    if not isinstance(row, dict):
-        raise LookaheadError(f"expected a JSON object, got a {type(row).__name__}")
-    return row
 
 
 def fingerprint(settings: Settings, prompt: Prompt) -> str:
@@ -117,7 +94,6 @@ class AnswerFile:
     `append` returns.
 
     Attributes:
-        finished: How many of the prompts are answered.
         failed: How many of those have an "error" in the place of a text.
 
     Raises:
@@ -126,19 +102,10 @@ class AnswerFile:
 
     def __init__(self, path: Path, prompts: Sequence[Prompt], settings: Settings) -> None:
         self.path = path
-        self.finished = 0
         self.failed = 0
         self._prompts = prompts
         self._settings = settings
-        try:
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError as error:
-            raise LookaheadError(f"cannot write {path}: {error.strerror}") from None
-        try:
-            self._continue()
-        except BaseException:
-            os.close(self._file)
-            raise
+        self._file = GrowingFile(path, "id", self._check_answer)
 
     def __enter__(self) -> AnswerFile:
         return self
@@ -149,68 +116,42 @@ class AnswerFile:
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        os.close(self._file)
+        self._file.close()
+
+    @property
+    def finished(self) -> int:
+        """How many of the prompts are answered."""
+        return self._file.count
 
     def append(self, answers: Sequence[dict[str, Any]]) -> None:
         """Writes answers to the next prompts, in their order, and waits until they are safe."""
-        lines = []
-        for number, answer in enumerate(answers, start=self.finished):
-            prompt = self._prompts[number]
-            row = {"id": prompt.id, **answer, "fingerprint": fingerprint(self._settings, prompt)}
-            lines.append(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-        data = "".join(lines).encode()
-        try:
-            while data:
-                data = data[os.write(self._file, data) :]
-            # Before the long wait: an interrupt in it finds them in the file, and counted.
-            self.finished += len(answers)
-            self.failed += sum("error" in answer for answer in answers)
-            os.fsync(self._file)
-        except OSError as error:
-            raise LookaheadError(f"cannot write {self.path}: {error.strerror}") from None
-
-    def _continue(self) -> None:
-        if not stat.S_ISREG(os.fstat(self._file).st_mode):
-            raise LookaheadError(f"expected a regular file as output, got {self.path}")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LookaheadError(f"{self.path} is being written by another run") from None
-        end = 0
-        with os.fdopen(os.dup(self._file), "rb") as existing:
-            for line in existing:
-                if not line.endswith(b"\n"):
-                    self._check_torn(line)
-                    break
-                self._check_answer(line)
-                end += len(line)
-        os.ftruncate(self._file, end)
-        os.lseek(self._file, end, os.SEEK_SET)
-
-    def _check_torn(self, line: bytes) -> None:
-        start = b'{"id": '
-        if not line.startswith(start[: len(line)]):
-            self._refuse("is not an answer of a batch run")
-
-    def _check_answer(self, line: bytes) -> None:
-        if self.finished == len(self._prompts):
-            self._refuse("is one more than the input has prompts")
-        prompt = self._prompts[self.finished]
-        try:
-            row = _parse_object(line)
-        except LookaheadError:
-            row = {}
-        expected, found = fingerprint(self._settings, prompt), row.get("fingerprint")
-        if not isinstance(found, str):
-            self._refuse("is not an answer of a batch run")
-        elif found.split("-")[0] != expected.split("-")[0]:
-            self._refuse("was made with another model or other options")
-        elif found != expected or row.get("id") != prompt.id:
-            self._refuse("was made from another prompt")
-        self.finished += 1
-        self.failed += "error" in row
-
-    def _refuse(self, why: str) -> None:
-        raise LookaheadError(
-            f"{self.path}, line {self.finished + 1} {why}: name another output file, or remove it"
+        prompts = self._prompts[self.finished :]
+        self._file.append(
+            [
+                {"id": prompt.id, **answer, "fingerprint": fingerprint(self._settings, prompt)}
+                for prompt, answer in zip(prompts, answers, strict=False)
+            ]
         )
+        self.failed += sum("error" in answer for answer in answers)
+
+    def _check_answer(self, index: int, row: dict[str, Any] | None) -> None:
+        why = self._what_is_wrong(index, row or {})
+        if why is not None:
+            raise LookaheadError(
+                f"{self.path}, line {index + 1} {why}: name another output file, or remove it"
+            )
+        self.failed += "error" in (row or {})
+
+    def _what_is_wrong(self, index: int, row: dict[str, Any]) -> str | None:
+        found = row.get("fingerprint")
+        if row and index == len(self._prompts):
+            return "is one more than the input has prompts"
+        if not isinstance(found, str):
+            return "is not an answer of a batch run"
+        prompt = self._prompts[index]
+        expected = fingerprint(self._settings, prompt)
+        if found.split("-")[0] != expected.split("-")[0]:
+            return "was made with another model or other options"
+        if found != expected or row.get("id") != prompt.id:
+            return "was made from another prompt"
+        return None
