@@ -19,9 +19,9 @@ from benchmarks.campaign import Record, Step
 from benchmarks.gpu_exactness import attention_name, config_name
 from benchmarks.gpu_memory import memory_of
 from benchmarks.subjects import Call
-from benchmarks.timing import Contender, interleave
 from lookahead_jax.attention import Attention
 from lookahead_jax.autoregressive import Autoregressive
+from lookahead_jax.bench.timing import Contender, interleave
 from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.generation import Lookahead

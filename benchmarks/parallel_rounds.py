@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.timing import Contender, interleave, timed
+from lookahead_jax.bench.timing import Contender, interleave, timed
 from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.generation import Lookahead

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import metadata
-from pathlib import Path
 from typing import Annotated, Any
 
 import jax
@@ -31,9 +30,9 @@ from benchmarks.operations import (
     copies_of,
     device_operations,
 )
-from benchmarks.streaming import num_cores, stream_contenders
+from benchmarks.streaming import cpu_name, num_cores, stream_contenders
 from benchmarks.subjects import ROUNDS_BEFORE, Call, Scene
-from benchmarks.timing import Contender, Times, interleave
+from lookahead_jax.bench.timing import Contender, Times, interleave
 from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.models import load_model
@@ -219,7 +218,7 @@ def _conditions(
         "dtype": lm.cache_spec.dtype,
         "weights_bytes": sum(leaf.nbytes for leaf in jax.tree.leaves(lm.params)),
         "device": jax.devices()[0].device_kind,
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": num_cores(),
         "prompt_tokens": int(scene.sequences.prompt_length[0]),
         "rounds_before": ROUNDS_BEFORE,
@@ -231,13 +230,6 @@ def _conditions(
         "versions": {name: metadata.version(name) for name in packages}
         | (rivals.versions() if with_torch else {}),
     }
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 def table(record: Record) -> Table:

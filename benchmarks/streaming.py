@@ -9,15 +9,17 @@ to no arithmetic; the results are a few numbers per weight.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.timing import Contender, timed
+from lookahead_jax.bench.timing import Contender, timed
 
 PIECE = 4 << 20
 """Bytes that one thread reads before it takes the next piece."""
@@ -26,6 +28,14 @@ PIECE = 4 << 20
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def cpu_name() -> str:
+    """What the kernel calls the processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def stream_contenders(params: Any, executor: ThreadPoolExecutor) -> dict[str, Contender]:

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.timing import timed
 from lookahead_jax import autoregressive, decoding
 from lookahead_jax import pool as pool_lib
 from lookahead_jax.batch import CAPACITY_BUCKET
+from lookahead_jax.bench.timing import timed
 from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.kv_cache import init_cache
 from lookahead_jax.layout import build_layout

@@ -94,6 +94,8 @@ class Batch:
         self.compile_seconds = 0.0
         self.prefill_seconds = 0.0
         self.decode_seconds = 0.0
+        self.programs: dict[str, Any] = {}
+        """The compiled programs that have run last, by name."""
         self._padded_length = 0
 
     @property
@@ -322,6 +324,7 @@ class Batch:
     def _compiled(self, method: str, *args: Any, donate: tuple[int, ...] = ()) -> Any:
         call, seconds = compiled(self.program, method, *args, donate=donate)
         self.compile_seconds += seconds
+        self.programs[method] = call
         return call
 
 

@@ -59,7 +59,7 @@ class Nodes:
 
     @property
     def any_valid(self) -> Array:
-        """bool [B]: whether there is any candidate."""
+        """Whether there is any candidate: bool [B]."""
         return jnp.any(self.valid[:, 1:], axis=1)
 
 

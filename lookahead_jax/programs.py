@@ -262,6 +262,20 @@ class Program:
         return checkify.checkify(self.decoder.step)(state, params, self.forward)
 
 
+def device_bytes(program: Any) -> int:
+    """Most that a compiled program has on one device at a time, by the compiler's figures.
+
+    That is arguments, results that take over none of them, and temporaries.
+    """
+    found = program.memory_analysis()
+    return (
+        found.argument_size_in_bytes
+        + found.output_size_in_bytes
+        - found.alias_size_in_bytes
+        + found.temp_size_in_bytes
+    )
+
+
 def grow_state(state: Any, capacity: int) -> Any:
     """The same state with room for longer texts."""
     return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,3 +88,11 @@ class StreamChunk:
     text: str | None
     tokens: tuple[int, ...]
     accepted: int
+
+
+def first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None:
+    """Index of the first token that differs, a missing one included; None if there is none."""
+    for index, (token, other) in enumerate(zip(tokens, others, strict=False)):
+        if token != other:
+            return index
+    return None if len(tokens) == len(others) else min(len(tokens), len(others))

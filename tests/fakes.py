@@ -10,6 +10,7 @@ anywhere changes the text. A row that does not see exactly one token at each pos
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -214,3 +215,21 @@ def script_model(text: str, tokenizer: ByteTokenizer | None = None, **changes) -
         tokenizer=ByteTokenizer() if tokenizer is None else tokenizer,
         **changes,
     )
+
+
+class Letters(ByteTokenizer):
+    """A letter for every token of the toy model but the one that ends a message."""
+
+    has_chat_template = True
+    ASSISTANT, USER, SYSTEM, END = 20, 21, 22, 23
+
+    def encode(self, text):
+        return [ord(letter) - ord("a") for letter in text]
+
+    def decode(self, tokens):
+        return "".join(chr(ord("a") + token) for token in tokens if token != self.END)
+
+    def encode_chat(self, messages):
+        roles = {"user": self.USER, "assistant": self.ASSISTANT, "system": self.SYSTEM}
+        turns = [[roles[m["role"]], *self.encode(m["content"]), self.END] for m in messages]
+        return [*itertools.chain(*turns), self.ASSISTANT]

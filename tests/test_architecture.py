@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"errors"},
-    {"typing", "config", "sharding", "hardware", "model_shape"},
+    {"typing", "config", "sharding", "hardware", "model_shape", "json_lines", "heat_map"},
     {"layout", "cost", "window", "pool", "kv_cache", "noise", "filters", "processors"},
     {"sampling", "sequences", "prompts", "results", "text", "shards"},
     {"attention", "verify", "prefill", "options", "stopping", "deployment"},
@@ -25,6 +25,7 @@ LAYERS = [
     {"generation"},
     {"autoregressive", "jacobi", "chat"},
     {"checking"},
+    {"bench"},
     {"__init__"},
     {"cli"},
 ]

@@ -13,27 +13,10 @@ from lookahead_jax import Chat, LookaheadConfig, LookaheadError, generate
 
 CONFIG = LookaheadConfig(3, 4, 3, pool_from_prompt=False)
 LIMIT = 20
-ASSISTANT, USER, SYSTEM, END = 20, 21, 22, 23
+ASSISTANT, END = fakes.Letters.ASSISTANT, fakes.Letters.END
 
 
-class Letters(fakes.ByteTokenizer):
-    """A letter for every token of the toy model but the one that ends a message."""
-
-    has_chat_template = True
-
-    def encode(self, text):
-        return [ord(letter) - ord("a") for letter in text]
-
-    def decode(self, tokens):
-        return "".join(chr(ord("a") + token) for token in tokens if token != END)
-
-    def encode_chat(self, messages):
-        roles = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM}
-        turns = [[roles[m["role"]], *self.encode(m["content"]), END] for m in messages]
-        return [*itertools.chain(*turns), ASSISTANT]
-
-
-class Lossy(Letters):
+class Lossy(fakes.Letters):
     """Two tokens have the same text, so that an answer may be read back as other tokens."""
 
     TWIN, PLAIN = 9, 8
@@ -43,7 +26,7 @@ class Lossy(Letters):
 
 
 def model(tokenizer=None, **changes):
-    return fakes.toy_model(tokenizer=tokenizer or Letters(), stop_tokens=(END,), **changes)
+    return fakes.toy_model(tokenizer=tokenizer or fakes.Letters(), stop_tokens=(END,), **changes)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from lookahead_jax.processors import (
 from lookahead_jax.sampling import Greedy, Sample
 
 PROGRAM = [sys.executable, fake_engine.__file__]
-COMMANDS = ["generate", "batch", "chat", "explain", "plan", "convert", "models"]
+COMMANDS = ["generate", "batch", "chat", "explain", "bench", "plan", "convert", "models"]
 WRITERS = [app.generate, app.batch, app.chat]
 SAMPLED = ["--temperature", "0.5"]
 

@@ -14,9 +14,10 @@ import pytest
 import trace_files
 
 from lookahead_jax import autoregressive
+from lookahead_jax.bench import timing
 
-operations, rivals, round_cost, streaming, subjects, timing = map(
-    checkout.benchmark, ("operations", "rivals", "round_cost", "streaming", "subjects", "timing")
+operations, rivals, round_cost, streaming, subjects = map(
+    checkout.benchmark, ("operations", "rivals", "round_cost", "streaming", "subjects")
 )
 
 

@@ -402,7 +402,7 @@ def test_setup_installs_on_every_worker_and_looks_for_the_tpu(world):
     for worker in (0, 1):
         home = world.worker(worker).parent
         (install,) = (home / "pip").read_text().splitlines()
-        assert re.fullmatch(r"install --quiet -e \S+/checkout\[tpu\]", install)
+        assert re.fullmatch(r"install --quiet -e \S+/checkout\[tpu,plot\]", install)
         assert (home / "python").read_text().endswith("tpu_scripts/check_devices.py 2\n")
         assert world.worker(worker, "checkout/results").resolve() == world.worker(worker, "results")
 
@@ -440,7 +440,7 @@ def test_an_old_python_is_replaced_through_uv(world):
     world.call("setup", *QUICK)
     first, second = (world.worker(0).parent / "pip").read_text().splitlines()
     assert first == "-m pip install --quiet --user uv"
-    assert second.endswith("[tpu]")
+    assert second.endswith("[tpu,plot]")
 
 
 def test_the_device_check_wants_a_tpu():
@@ -711,25 +711,3 @@ def test_a_delete_that_deletes_nothing_is_noticed(world):
     text = world.call("delete", "--yes", code=1)
     assert "is not gone yet (see above; TPU: READY, request: none)" in text
     assert "costs money" in text
-
-
-# ---- grid.sh ------------------------------------------------------------------------------------
-
-
-def test_the_grid_is_one_batch_for_each_point(tmp_path):
-    executable(
-        tmp_path / "lookahead-jax", '#!/bin/bash\nprintf "[%s]" "$@" >> calls\necho >> calls\n'
-    )
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    script = ["bash", str(SCRIPTS / "grid.sh")]
-    good = [*script, "results/a b.jsonl", "3,3,3", "7,5,7", "--", "--model", "tiny bytes"]
-    subprocess.run(good, cwd=tmp_path, env=environment, check=True)
-    first, second = (tmp_path / "calls").read_text().splitlines()
-    options = "[--window][{}][--ngram][{}][--guesses][{}][--model][tiny bytes]"
-    head = "[batch][results/a b.jsonl]"
-    assert first == f"{head}[results/w3n3g3.jsonl]" + options.format(3, 3, 3)
-    assert second == f"{head}[results/w7n5g7.jsonl]" + options.format(7, 5, 7)
-    for bad in (["p"], ["p", "--", "x"], ["p", "7,5"]):
-        done = subprocess.run([*script, *bad], env=environment, capture_output=True, text=True)
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1

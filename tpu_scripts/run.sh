@@ -10,7 +10,7 @@ help() {
 run.sh: runs a command on every worker of the TPU, waits for it, and fetches results and logs.
 
     tpu_scripts/run.sh --name my-tpu --project my-project --zone us-west4-a --output DIR -- \
-        bash tpu_scripts/grid.sh results/prompts.jsonl 3,3,3 7,5,7
+        lookahead-jax bench --grid "W=3,7 N=5 G=7" --output results/bench
 
 The command starts in a copy of this checkout, with its virtual environment active. What it writes
 into results/ is kept: worker 0's is fetched into DIR/results at every look and at the end, and

@@ -39,7 +39,7 @@ setup() {
         fi
     fi
     # -e, so that the benchmarks, which are not installed, run from the checkout.
-    "$base/venv/bin/pip" install --quiet -e "${checkout}[tpu]"
+    "$base/venv/bin/pip" install --quiet -e "${checkout}[tpu,plot]"
     mkdir -p "$base/results" "$state"
     ln -sfn ../results "$checkout/results"
     touch "$base/ready"

@@ -8,12 +8,14 @@ from typing import Annotated, Literal
 
 import typer
 
+from lookahead_jax.cli.bench_options import BenchOptions
 from lookahead_jax.cli.engine import Engine
 from lookahead_jax.cli.options import (
     BatchSizeOption,
     ChatOptions,
     GuessesOption,
     LogprobsOption,
+    ModelOptions,
     NgramOption,
     PlainOption,
     SystemOption,
@@ -305,6 +307,31 @@ def explain(
 
 @app.command()
 @with_option_groups
+def bench(context: typer.Context, options: BenchOptions) -> None:
+    r"""Measure lookahead decoding beside ordinary decoding, over a grid of W, N and G.
+
+    Every text is written by both decoders right after each other, --repeats times at each W, N and
+    G, and compared token for token: a setting that writes another text is marked, and the exit code
+    is 1. Times are those of the loop on the device, in which `generate` runs too; prefill and
+    compilation are apart. Ratios are taken within a repetition; told are medians and quartiles.
+
+    An interrupted run goes on where it stopped, and a larger grid or more --repeats are added to
+    what is there. Compiled programs are not kept between runs, so that compile seconds are real;
+    --cache-dir keeps them, and saves their time.
+
+    - `lookahead-jax bench --output results`
+    - `lookahead-jax bench -m tiny-bytes --grid "W=3,5,7,15 N=3,5 G=3,7,15" -n 128 -o results`
+    - `lookahead-jax bench --prompts spec_bench.jsonl --per-category 2 --dtype bfloat16 -o spec`
+    - `lookahead-jax bench --temperature 0.8 --mesh lookahead=4 --batch-size 2 -o sampled`
+    - `lookahead-jax bench --grid "W=7 N=5 G=7" --per-category 1 --profile traces -o results`
+    """
+    from lookahead_jax.cli.bench import run_bench
+
+    run_bench(lambda: _engine(context, options, keep_programs=False), options)
+
+
+@app.command()
+@with_option_groups
 def plan(
     model: Annotated[
         str,
@@ -407,9 +434,9 @@ def models() -> None:
     print_models(Console(highlight=False), FAMILIES, named, str(cache_directory()))
 
 
-def _engine(context: typer.Context, options: TextOptions) -> Engine:
+def _engine(context: typer.Context, options: ModelOptions, *, keep_programs: bool = True) -> Engine:
     if isinstance(context.obj, Engine):
         return context.obj
     from lookahead_jax.cli.engine import jax_engine
 
-    return jax_engine(options.cache_dir)
+    return jax_engine(options.cache_dir, keep_programs=keep_programs)

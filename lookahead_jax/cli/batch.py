@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lookahead_jax.cli.console import finite, say, stderr_console
+from lookahead_jax.cli.console import finite, progress_bar, say
 from lookahead_jax.cli.engine import Engine
 from lookahead_jax.cli.processes import Processes
 from lookahead_jax.cli.reports import answer_record, count
@@ -102,7 +101,7 @@ def _answer_rest(
     lm = settings.load(engine)
     tokens = rounds = 0
     started = time.monotonic()
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("compiling", total=len(prompts), completed=before)
         rows = answer_rows(engine, lm, settings, prompts[before:], batch_size, validate)
         for finished, (ready, row) in enumerate(in_order(rows), start=before + 1):
@@ -180,17 +179,3 @@ def _answer(result: GenerationResult, settings: Settings) -> Row:
         "rounds": int(result.stats.rounds),
         "tokens_per_round": finite(result.stats.tokens_per_round),
     }
-
-
-def _progress() -> Progress:
-    console = stderr_console()
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )

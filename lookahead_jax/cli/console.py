@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 _CONTROL = {code: None for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\n\t"}
 
@@ -40,6 +41,21 @@ def working(what: str) -> Iterator[None]:
             yield
     else:
         yield
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr with the time left, where that is a terminal. Gone when it is done."""
+    console = stderr_console()
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 def make_output_safe() -> None:

@@ -44,12 +44,13 @@ class Engine:
     """`lookahead_jax.check`."""
 
 
-def jax_engine(cache_dir: Path | None) -> Engine:
+def jax_engine(cache_dir: Path | None, *, keep_programs: bool = True) -> Engine:
     """The real engine. Imports jax and has it keep compiled programs on disk.
 
     Args:
         cache_dir: Where compiled programs are kept between runs; None for `compiled` in the
             package's cache directory, unless jax's own JAX_COMPILATION_CACHE_DIR names a place.
+        keep_programs: Whether they are kept where nobody names a place.
 
     Raises:
         LookaheadError: If `cache_dir` cannot be written.
@@ -69,7 +70,8 @@ def jax_engine(cache_dir: Path | None) -> Engine:
     from lookahead_jax.models.demo import cache_directory
     from lookahead_jax.prompts import prepare
 
-    if cache_dir is not None or not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+    named = cache_dir is not None or bool(os.environ.get("JAX_COMPILATION_CACHE_DIR"))
+    if cache_dir is not None or (keep_programs and not named):
         directory = compile_cache(cache_dir, cache_directory() / "compiled")
         jax.config.update("jax_compilation_cache_dir", directory and str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

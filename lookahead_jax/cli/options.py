@@ -127,8 +127,8 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class DeviceOptions:
-    """On which devices, and with which other processes."""
+class MeshOptions:
+    """On which devices."""
 
     mesh: Annotated[
         str | None,
@@ -143,6 +143,12 @@ class DeviceOptions:
         ),
     ] = None
     kv_exchange: KVExchangeOption = "broadcast"
+
+
+@dataclass(frozen=True)
+class DeviceOptions(MeshOptions):
+    """On which devices, and with which other processes."""
+
     distributed: Annotated[
         bool,
         typer.Option(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lookahead_jax.bench.grid import parse_grid
+from lookahead_jax.bench.records import Point
 from lookahead_jax.cli.console import write_json
 from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.cost import tokens_per_round
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 CAVEAT = "An estimate from the vendor's peak figures, no overheads: nothing was measured."
 """What all of this is, said once."""
-
-MOST_POINTS = 400
-"""Of a grid."""
 
 CONTEXT = 4096
 """Tokens of a text where nobody says how many."""
@@ -113,9 +111,9 @@ def run_plan(
 
     if (options.grid is None) != (options.output is None):
         raise LookaheadError("--grid and --output go together; only one of them was given")
-    progress, sizes = read_progress(options), None
+    progress, grid = read_progress(options), ()
     if options.grid is not None and options.output is not None:
-        sizes = parse_grid(options.grid)
+        grid = parse_grid(options.grid)
         check_picture(options.output)
         if progress is not None and progress.told is not None:
             raise LookaheadError(
@@ -123,7 +121,7 @@ def run_plan(
             )
     deployment = read_deployment(find_shape(model), tpu, options)
     whole = estimate(deployment)
-    points = [] if sizes is None else grid_points(deployment, sizes)
+    points = grid_points(deployment, grid)
     if options.output is not None:
         draw_grid(options.output, deployment, points, progress)
     if options.as_json:
@@ -230,39 +228,19 @@ def _settings(sizes: tuple[Any, ...]) -> str:
     return " ".join(f"{letter}={size}" for letter, size in zip("WNG", sizes, strict=True))
 
 
-def parse_grid(text: str) -> dict[str, tuple[int, ...]]:
-    """Sizes by letter of "W=3,5,7 N=3,5 G=3,7".
-
-    Raises:
-        LookaheadError: It is not written like that, or has too many points.
-    """
-    sizes: dict[str, tuple[int, ...]] = {}
-    for part in text.split():
-        match = re.fullmatch(r"([WNG])=(\d{1,4}(?:,\d{1,4})*)", part)
-        if match is None or match[1] in sizes:
-            sizes = {}
-            break
-        sizes[match[1]] = tuple(sorted({int(size) for size in match[2].split(",")}))
-    if set(sizes) != set("WNG"):
-        raise LookaheadError(f'a grid is written "W=3,5,7,15 N=3,5 G=3,7,15", got {text!r}')
-    count = len(sizes["W"]) * len(sizes["N"]) * len(sizes["G"])
-    if count > MOST_POINTS:
-        raise LookaheadError(f"a grid has at most {MOST_POINTS} points, got {count}")
-    return sizes
-
-
-def grid_points(deployment: Deployment, sizes: dict[str, tuple[int, ...]]) -> list[Estimate]:
-    """Estimates for all W, N and G of a grid, on the same mesh."""
+def grid_points(deployment: Deployment, points: Sequence[Point]) -> list[Estimate]:
+    """Estimates for all points of a grid, on the same mesh."""
     return [
         estimate(
             replace(
                 deployment,
                 config=replace(
-                    deployment.config, window_size=width, ngram_size=length, guess_set_size=guesses
+                    deployment.config,
+                    window_size=point.window_size,
+                    ngram_size=point.ngram_size,
+                    guess_set_size=point.guess_set_size,
                 ),
             )
         )
-        for length in sizes["N"]
-        for guesses in sizes["G"]
-        for width in sizes["W"]
+        for point in points
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lookahead_jax.cli.console import finite
 from lookahead_jax.cli.settings import Settings
+from lookahead_jax.results import first_difference
 
 if TYPE_CHECKING:
     from lookahead_jax.checking import CheckReport
@@ -100,14 +101,6 @@ def time_ratio(result: GenerationResult, ordinary: GenerationResult) -> float | 
     """Time of ordinary decoding over lookahead's: above 1 lookahead is faster. None: unmeasured."""
     ours, theirs = finite(result.stats.decode_seconds), finite(ordinary.stats.decode_seconds)
     return theirs / ours if ours > 0 and theirs > 0 else None
-
-
-def first_difference(tokens: Sequence[int], others: Sequence[int]) -> int | None:
-    """Index of the first token that differs, a missing one included; None if there is none."""
-    for index, (token, other) in enumerate(zip(tokens, others, strict=False)):
-        if token != other:
-            return index
-    return None if len(tokens) == len(others) else min(len(tokens), len(others))
 
 
 def json_record(
