@@ -213,18 +213,18 @@ def publish(
         pool = _insert(state, sequences, new_row, count, config)
     with jax.named_scope("advance"):
         window = _advance(state, new_row, count, config)
-    active = ~state.sequences.done
-    histogram = jnp.arange(config.suffix_length + 1)[None, :] == (count - 1)[:, None]
-    return DecodeState(
-        sequences=sequences,
-        cache=cache,
-        window=window,
-        pool=pool,
-        rounds=state.rounds + active.astype(jnp.int32),
-        candidate_rounds=state.candidate_rounds
-        + (active & proposal.nodes.any_valid).astype(jnp.int32),
-        accepted_histogram=state.accepted_histogram + histogram.astype(jnp.int32),
-    )
+        active = ~state.sequences.done
+        had_candidates = active & proposal.nodes.any_valid
+        histogram = jnp.arange(config.suffix_length + 1)[None, :] == (count - 1)[:, None]
+        return DecodeState(
+            sequences=sequences,
+            cache=cache,
+            window=window,
+            pool=pool,
+            rounds=state.rounds + active.astype(jnp.int32),
+            candidate_rounds=state.candidate_rounds + had_candidates.astype(jnp.int32),
+            accepted_histogram=state.accepted_histogram + histogram.astype(jnp.int32),
+        )
 
 
 def propose(state: DecodeState, layout: Layout) -> Proposal:

@@ -60,9 +60,10 @@ def round(
     policy = Policy(Greedy(), ()) if policy is None else policy
     shards, device = build_shards(config, num_devices), lax.axis_index(LOOKAHEAD)
     whole = decoding.propose(state, build_layout(config))
-    part = _part(whole, state, shards, device)
     refeed = config.kv_exchange == "refeed"
-    call = _with_pending(part, state, config.suffix_length) if refeed else part
+    with jax.named_scope("pack"):
+        part = _part(whole, state, shards, device)
+        call = _with_pending(part, state, config.suffix_length) if refeed else part
     with jax.named_scope("forward"):
         logits, block_kv = forward(
             params, call.tokens, call.positions, call.mask, state.cache, call.logit_rows

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = [
     {"errors"},
-    {"typing", "config", "sharding", "hardware", "model_shape", "json_lines", "heat_map"},
+    {"typing", "config", "sharding", "hardware", "model_shape", "json_lines"},
     {"layout", "cost", "window", "pool", "kv_cache", "noise", "filters", "processors"},
     {"sampling", "sequences", "prompts", "results", "text", "shards"},
     {"attention", "verify", "prefill", "options", "stopping", "deployment"},
@@ -25,6 +25,7 @@ LAYERS = [
     {"generation"},
     {"autoregressive", "jacobi", "chat"},
     {"checking"},
+    {"heat_map"},
     {"bench"},
     {"__init__"},
     {"cli"},
@@ -200,6 +201,7 @@ def test_the_wheel_holds_all_of_it(tmp_path):
     (wheel,) = target.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if name.endswith(".py")}
+        assert "lookahead_jax/bench/builtin.jsonl" in archive.namelist()
         archive.extractall(tmp_path / "unpacked")
     expected = {str(path.relative_to(ROOT)) for path in sources("lookahead_jax")}
     expected |= {

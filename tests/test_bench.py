@@ -9,7 +9,7 @@ import pytest
 import reference
 
 from lookahead_jax import LookaheadConfig, LookaheadError, Sample, generate, make_mesh
-from lookahead_jax.bench import measuring
+from lookahead_jax.bench import measure_grid, measuring
 from lookahead_jax.bench.grid import parse_grid
 from lookahead_jax.bench.measuring import Contest, device_rows, measure
 from lookahead_jax.bench.prompts import Prompt
@@ -413,3 +413,35 @@ def test_one_run_at_a_time(tmp_path):
 
 def test_a_record_survives_json():
     assert asdict(CONDITIONS) == json.loads(json.dumps(asdict(CONDITIONS)))
+
+
+# ---- as a function -------------------------------------------------------------------------------
+
+
+def test_a_grid_can_be_measured_from_python():
+    lm = fakes.toy_model()
+    prompts = [task.tokens for task in tasks(3)]
+    points = (POINT, Point(2, 3, 2))
+    rows = list(measure_grid(lm, prompts, points, repetitions=2, max_new_tokens=LIMIT))
+    assert [row.point for row in rows] == list(points)
+    for row in rows:
+        config = LookaheadConfig(*asdict(row.point).values())
+        alone = [generate(lm, p, config=config, max_new_tokens=LIMIT).stats for p in prompts]
+        assert row.rounds == sum(stats.rounds for stats in alone)
+        assert (row.texts, row.repetitions, row.identical) == (3, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"repetitions": 0}, "repetitions must be an integer >= 1, got 0"),
+        ({"stop_strings": ["x"]}, "takes no stop_strings"),
+        ({"prompts": []}, "at least one prompt"),
+        ({"points": [Point(3, 1, 3)]}, "ngram_size"),
+        ({"max_new_tokens": 4000}, "max_new_tokens=4000"),
+    ],
+)
+def test_what_cannot_be_measured(changes, words):
+    arguments = {"prompts": [(1, 2)], "points": [POINT], **changes}
+    with pytest.raises(LookaheadError, match=words):
+        measure_grid(fakes.toy_model(), **arguments)

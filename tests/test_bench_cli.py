@@ -181,5 +181,8 @@ def test_texts_that_do_not_fit_are_left_out(prompts, tmp_path, capsys):
     told = capsys.readouterr().err
     assert "note: left out two/2: " in told
     assert "note: 1 text left out, 3 texts measured" in told
+    found = record(tmp_path / "run")["conditions"]
+    assert (found["texts"], found["left_out"]) == (3, 1)
+    assert "1 more left out" in (tmp_path / "run" / "report.md").read_text()
     assert bench(prompts, tmp_path / "none", models=Models(max_length=14)) == 2
     assert "none of the 3 prompts can be used" in capsys.readouterr().err

@@ -33,6 +33,7 @@ from rich.table import Table
 
 from lookahead_jax.bench.hlo_scopes import OTHER, SCOPES, Program
 from lookahead_jax.bench.records import Point
+from lookahead_jax.bench.wording import number
 from lookahead_jax.errors import LookaheadError
 
 _OPS, _MODULES = "XLA Ops", "XLA Modules"
@@ -250,39 +251,35 @@ def _shared(pieces: Iterable[_Piece]) -> Mapping[str, float]:
 
 
 def table(points: Mapping[Point, Shares]) -> Table:
-    """The shares by point, for a terminal."""
-    head, rows = _cells(points)
-    view = Table(title="Where the time of a round goes")
-    for i, name in enumerate(head):
-        view.add_column(name, justify="right" if i else "left")
-    for row in rows:
-        view.add_row(*row)
+    """The shares by point, for a terminal of at least 80 columns."""
+    view = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for name in ("W,N,G", *SCOPES, OTHER, "ms/\nround", "idle\nms"):
+        view.add_column(name, justify="right", no_wrap=True)
+    for point, found in points.items():
+        sizes = f"{point.window_size},{point.ngram_size},{point.guess_set_size}"
+        view.add_row(sizes, *_cells(found))
     return view
 
 
 def markdown(points: Mapping[Point, Shares]) -> str:
     """The same for a report."""
-    head, rows = _cells(points)
+    head = ["", *SCOPES, OTHER, "ms/round", "idle, ms"]
+    rows = [[str(point), *_cells(found)] for point, found in points.items()]
     rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *rows)) + "\n"
+    lines = ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
+    told = (
+        "Shares of a round by what is computed, traced apart from other times; ms/round without "
+        "the time in which nothing ran (idle: the runtime's, and the profiler's)."
+    )
+    return "\n".join(["## Where the time of a round goes", "", told, "", *lines, ""])
 
 
-def _cells(points: Mapping[Point, Shares]) -> tuple[list[str], list[list[str]]]:
-    head = ["", *SCOPES, OTHER, "ms a round", "idle between, ms", "wall, ms"]
-    rows = []
-    for point, found in points.items():
-        milliseconds = 1e3 / max(found.rounds, 1)
-        rows.append(
-            [
-                str(point),
-                *(_percent(found.share(name)) for name in (*SCOPES, OTHER)),
-                f"{found.total * milliseconds:.3g}",
-                f"{(found.span - found.total) * milliseconds:.3g}",
-                "-" if found.wall is None else f"{found.wall * milliseconds:.3g}",
-            ]
-        )
-    return head, rows
+def _cells(found: Shares) -> list[str]:
+    milliseconds = 1e3 / max(found.rounds, 1)
+    idle = (found.span - found.total) * milliseconds
+    shares_of = (_percent(found.share(name)) for name in (*SCOPES, OTHER))
+    return [*shares_of, number(found.total * milliseconds), number(idle)]
 
 
 def _percent(share: float) -> str:
-    return "< 0.1 %" if 0 < share < 0.0005 else f"{share:.1%}".replace("%", " %")
+    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}"

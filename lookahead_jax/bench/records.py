@@ -194,6 +194,7 @@ class Conditions:
         versions: Of lookahead-jax, jax, jaxlib, python.
         commit: Of the checkout; None outside of one. "+" behind it: with changes.
         date: When it began, ISO 8601, UTC.
+        left_out: Texts of the prompts that the model's context has no room for.
     """
 
     model: str
@@ -211,3 +212,4 @@ class Conditions:
     versions: Mapping[str, str]
     commit: str | None
     date: str
+    left_out: int = 0

@@ -33,7 +33,7 @@ from lookahead_jax.json_lines import GrowingFile
 FORMAT = "lookahead-bench/1"
 """Of results.json."""
 
-_MAY_CHANGE = {"date", "texts", "repetitions"}
+_MAY_CHANGE = {"date", "texts", "repetitions", "left_out"}
 """Conditions that a later run may have otherwise."""
 
 

@@ -53,13 +53,14 @@ def condition_lines(conditions: Conditions) -> dict[str, str]:
     times = "measured once" if repetitions == 1 else f"{repetitions} repetitions"
     policy = ", ".join(f"{name}={value}" for name, value in conditions.policy.items())
     versions = ", ".join(f"{name} {version}" for name, version in conditions.versions.items())
+    rest = f" ({conditions.left_out} more left out)" if conditions.left_out else ""
     commit = f", commit {conditions.commit}" if conditions.commit else ""
     return {
         "model": f"{conditions.model}, {conditions.dtype}, attention {conditions.attention}",
         "device": f"{conditions.device}, {mesh}",
         "prompts": (
             f"{conditions.prompts} ({conditions.prompts_digest}), "
-            f"{counted(conditions.texts, 'text')} of up to "
+            f"{counted(conditions.texts, 'text')}{rest} of up to "
             f"{counted(conditions.max_new_tokens, 'token')}, batch {conditions.batch_size}, {times}"
         ),
         "sampling": policy or "greedy",

@@ -117,7 +117,12 @@ class Run:
     def conditions(self) -> Conditions:
         """What the report says about it."""
         texts = sum(map(len, self.contest.groups))
-        return replace(self.store.conditions, texts=texts, repetitions=self.request.options.repeats)
+        return replace(
+            self.store.conditions,
+            texts=texts,
+            left_out=self.left_out,
+            repetitions=self.request.options.repeats,
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
