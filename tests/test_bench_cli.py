@@ -1,7 +1,6 @@
 """`lookahead-jax bench` on a model that compiles at once: files, resuming, exit codes, refusals."""
 
 import json
-import signal
 from dataclasses import replace
 
 import fakes
@@ -95,8 +94,8 @@ def test_an_interrupted_run_keeps_what_was_measured(prompts, tmp_path, capsys, m
 
     def interrupted(side, tasks):
         calls.append(tasks)
-        if len(calls) == 10:
-            signal.raise_signal(signal.SIGINT)
+        if len(calls) == 26:
+            raise KeyboardInterrupt
         return write(side, tasks)
 
     with monkeypatch.context() as patch:
@@ -104,7 +103,9 @@ def test_an_interrupted_run_keeps_what_was_measured(prompts, tmp_path, capsys, m
         assert bench(prompts, output) == 130
     assert "interrupted: what was measured is kept in" in capsys.readouterr().err
     kept = (output / "measurements.jsonl").read_text().splitlines()
-    assert 2 < len(kept) < 17
+    assert 10 < len(kept) < 17
+    assert (len(record(output)["rows"]), record(output)["unfinished"]) == (1, 1)
+    assert "**Not finished**: 1 setting of the grid" in (output / "report.md").read_text()
     answers = (output / "answers.jsonl").read_text()
     assert json.loads(answers)["id"] == "two/1"
     assert bench(prompts, output) == 0

@@ -50,3 +50,11 @@ def test_the_example_of_several_devices_runs(capsys):
     exec(block, {"load_model": load_model, "generate": generate})
     alone = generate(load_model("tiny-bytes"), "def __init__(self", max_new_tokens=64)
     assert capsys.readouterr().out == alone.text + "\n"
+
+
+def test_the_example_of_a_benchmark_runs(capsys):
+    (block,) = [block for block in BLOCKS if "measure_grid" in block]
+    exec(block, {"lm": fakes.script_model("the sea, the sea. " * 3)})
+    printed = capsys.readouterr().out
+    assert printed.startswith("W=2 N=3 G=2 ")
+    assert printed.endswith(" True\n")

@@ -128,7 +128,7 @@ def accepted(rows: Sequence[Row], conditions: Conditions) -> Figure:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
         words = f"{why}{'; other texts' if row.identical is False else ''}"
-        told = textwrap.wrap(words, 110 // across)
+        told = textwrap.wrap(words, 132 // across)
         gain = f"{number(row.tokens_per_round)} tokens per round; hit rate {percent(row.hit_rate)}"
         axes.set_title("\n".join([str(row.point), *told, gain]), fontsize=8.5)
         axes.set_xlabel("accepted candidate tokens", fontsize=9)

@@ -135,6 +135,16 @@ class Run:
         return self.store.rows(self.request.points, *self.shape)
 
     @property
+    def unfinished(self) -> int:
+        """Points that are not finished."""
+        return len(self.request.points) - len(self.rows)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """results.json."""
+        return results(self.conditions, self.rows, self.unfinished)
+
+    @property
     def missing(self) -> int:
         """Measurements that are still to be made."""
         return sum(len(self.store.missing(point, *self.shape)) for point in self.request.points)
@@ -157,13 +167,15 @@ def run_bench(engine: Callable[[], Engine], options: BenchOptions) -> None:
     with working("loading the model"):
         lm = request.settings.load(engine())
     with Store(options.output, request.conditions(lm)) as store:
-        shares: dict[Point, Shares] = {}
+        run, shares = None, {}
         try:
             run = _prepare(request, lm, store)
             _measure(run)
             if options.profile is not None:
                 shares = _profile(run, options.profile)
         except KeyboardInterrupt:
+            if run is not None and run.rows:
+                say(_write(run, {}))
             say(
                 f"interrupted: what was measured is kept in {options.output}; "
                 "the same command continues there"
@@ -264,25 +276,10 @@ def _report(run: Run, shares: Mapping[Point, Shares]) -> None:
     Raises:
         typer.Exit: With code 1, if a text was not ordinary decoding's.
     """
-    options, store = run.request.options, run.store
-    rows, conditions = run.rows, run.conditions
-    record = results(conditions, rows, unfinished=len(run.request.points) - len(rows))
-    store.write("results.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
-    drawn: list[Path] = []
-    if pictures.why_not() is None:
-        with working("drawing"):
-            drawn = pictures.draw_all(store.directory, rows, conditions)
-    text = report.markdown(
-        rows,
-        conditions,
-        pictures=[path.name for path in drawn],
-        command=_command(options),
-    )
-    if shares:
-        text += "\n" + profiling.markdown(shares)
-    written = store.write("report.md", text)
+    options, rows, conditions = run.request.options, run.rows, run.conditions
+    told = _write(run, shares)
     if options.as_json:
-        write_json(record)
+        write_json(run.record)
     else:
         console = Console(highlight=False)
         console.print(report.table(rows))
@@ -290,21 +287,42 @@ def _report(run: Run, shares: Mapping[Point, Shares]) -> None:
             console.print(profiling.table(shares))
         for line in conclusion(rows, conditions):
             console.print(line, markup=False, soft_wrap=True)
-    say(f"{written} has all of it" + (f", with {count(len(drawn), 'picture')}" if drawn else ""))
+    say(told)
     others = [row for row in rows if row.identical is False]
     if others:
         hint = "" if options.dtype == "float32" else f" ({options.dtype}: near-ties may do so)"
         say(
             f"error: {count(len(others), 'setting')} of {len(rows)} wrote other texts than "
-            f"ordinary decoding{hint}: see {written}"
+            f"ordinary decoding{hint}: see {options.output / 'report.md'}"
         )
         raise typer.Exit(1)
 
 
-def _command(options: BenchOptions) -> str:
-    """The command line of this run, defaults left out."""
-    words = ["lookahead-jax", "bench"]
-    return shlex.join([*words, *sys.argv[2:]]) if sys.argv[1:2] == ["bench"] else " ".join(words)
+def _write(run: Run, shares: Mapping[Point, Shares]) -> str:
+    """Writes results, report and pictures of what is finished, and says where they are."""
+    store, rows, conditions = run.store, run.rows, run.conditions
+    store.write("results.json", json.dumps(run.record, indent=1, allow_nan=False) + "\n")
+    drawn: list[Path] = []
+    if rows and pictures.why_not() is None:
+        with working("drawing"):
+            drawn = pictures.draw_all(store.directory, rows, conditions)
+    text = report.markdown(
+        rows,
+        conditions,
+        unfinished=run.unfinished,
+        pictures=[path.name for path in drawn],
+        command=_command(),
+    )
+    if shares:
+        text += "\n" + profiling.markdown(shares)
+    written = store.write("report.md", text)
+    return f"{written} has all of it" + (f", with {count(len(drawn), 'picture')}" if drawn else "")
+
+
+def _command() -> str | None:
+    """The command line of this process; None where it is something else's."""
+    is_ours = sys.argv[1:2] == ["bench"]
+    return shlex.join(["lookahead-jax", *sys.argv[1:]]) if is_ours else None
 
 
 @contextlib.contextmanager
