@@ -146,6 +146,23 @@ def test_measured_tokens_per_round_are_taken(capsys, tmp_path):
     assert "was measured with W=7 N=5 G=7, the plan is for W=5 N=5 G=7" in failure(capsys, other)
 
 
+def test_the_results_of_a_benchmark_are_taken_too(capsys, tmp_path):
+    measured = tmp_path / "results.json"
+    sizes = ("window_size", "ngram_size", "guess_set_size")
+    rows = [
+        {"point": dict(zip(sizes, point, strict=True)), "tokens_per_round": tokens}
+        for point, tokens in (((3, 5, 7), 1.25), ((7, 5, 7), 1.75))
+    ]
+    measured.write_text(json.dumps({"format": "lookahead-bench/1", "rows": rows}))
+    plain = f"-m llama-3.2-1b --tpu v5e-1 --measured {measured}"
+    for options, tokens in (("", 1.75), ("-W 3", 1.25)):
+        (found,) = record(capsys, f"{plain} {options}")["predictions"]
+        assert found["tokens_per_round"] == tokens
+    assert "was measured with W=3 N=5 G=7" in failure(capsys, f"{plain} -W 5")
+    measured.write_text('{"rows": [3]}')
+    assert f"{measured}: expected" in failure(capsys, plain)
+
+
 def test_batch_context_and_refeeding_change_what_they_should(capsys):
     base = "-m llama-3.1-8b --tpu v5p-8 --mesh lookahead=4"
     one = record(capsys, base)

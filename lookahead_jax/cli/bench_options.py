@@ -14,6 +14,7 @@ from lookahead_jax.cli.options import (
     MeshOptions,
     ModelOptions,
     PlainOption,
+    PoolSlotsOption,
     SamplingOptions,
     TextOptions,
 )
@@ -112,15 +113,7 @@ class LengthOptions:
     """What the texts are."""
 
     max_new_tokens: MaxNewTokensOption = 128
-    pool_slots: Annotated[
-        int | None,
-        typer.Option(
-            "--pool-slots",
-            metavar="K",
-            help="Buckets of a hashed pool, as for generate.",
-            show_default=False,
-        ),
-    ] = None
+    pool_slots: PoolSlotsOption = None
     no_chat_template: PlainOption = False
 
 

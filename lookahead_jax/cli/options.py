@@ -24,6 +24,16 @@ GuessesOption = Annotated[
 MaxNewTokensOption = Annotated[
     int, typer.Option("--max-new-tokens", "-n", help="Most tokens in an answer.")
 ]
+PoolSlotsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--pool-slots",
+        metavar="K",
+        help="Keep the n-grams of K tokens at a time, hashed, instead of those of the whole "
+        "vocabulary: less memory, perhaps more calls, the same text.",
+        show_default=False,
+    ),
+]
 SystemOption = Annotated[
     str | None,
     typer.Option(
@@ -195,16 +205,7 @@ class DecodingOptions:
     window: WindowOption = 7
     ngram: NgramOption = 5
     guesses: GuessesOption = 7
-    pool_slots: Annotated[
-        int | None,
-        typer.Option(
-            "--pool-slots",
-            metavar="K",
-            help="Keep the n-grams of K tokens at a time, hashed, instead of those of the whole "
-            "vocabulary: less memory, perhaps more calls, the same text.",
-            show_default=False,
-        ),
-    ] = None
+    pool_slots: PoolSlotsOption = None
     max_new_tokens: MaxNewTokensOption = 128
 
 

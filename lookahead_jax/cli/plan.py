@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 CAVEAT = "An estimate from the vendor's peak figures, no overheads: nothing was measured."
 """What all of this is, said once."""
 
+SIZES = ("window_size", "ngram_size", "guess_set_size")
+"""W, N and G in records."""
+
 CONTEXT = 4096
 """Tokens of a text where nobody says how many."""
 
@@ -198,7 +201,7 @@ def _checked_tokens(tokens: float, options: PlanOptions) -> float:
 
 
 def read_measured(options: PlanOptions) -> float:
-    """Tokens per round in a file that `generate --json` printed.
+    """Tokens per round in what `generate --json` printed, or in results.json of `bench`.
 
     Raises:
         LookaheadError: It is none, or was made with another W, N or G.
@@ -211,17 +214,28 @@ def read_measured(options: PlanOptions) -> float:
         raise LookaheadError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
         record = None
+    asked = (options.window, options.ngram, options.guesses)
+    record = _row_of(record, asked)
     tokens = record.get("tokens_per_round") if isinstance(record, dict) else None
     if isinstance(tokens, bool) or not isinstance(tokens, int | float):
         raise LookaheadError(f'{path}: expected a JSON object with "tokens_per_round"')
-    names = ("window_size", "ngram_size", "guess_set_size")
-    asked = (options.window, options.ngram, options.guesses)
-    found = tuple(record.get(name) for name in names)
+    found = tuple(record.get(name) for name in SIZES)
     if found != asked:
         raise LookaheadError(
             f"{path} was measured with {_settings(found)}, the plan is for {_settings(asked)}"
         )
     return tokens
+
+
+def _row_of(record: Any, asked: tuple[int, int, int]) -> Any:
+    """The row with these sizes where it is a benchmark's record, else its first; or the record."""
+    rows = record.get("rows") if isinstance(record, dict) else None
+    if not isinstance(rows, list) or not rows:
+        return record
+    points = [row for row in rows if isinstance(row, dict) and isinstance(row.get("point"), dict)]
+    flat = [{**row, **row["point"]} for row in points]
+    alike = [row for row in flat if tuple(row.get(name) for name in SIZES) == asked]
+    return next(iter(alike or flat), None)
 
 
 def _settings(sizes: tuple[Any, ...]) -> str:

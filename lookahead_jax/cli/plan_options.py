@@ -12,6 +12,7 @@ from lookahead_jax.cli.options import (
     GuessesOption,
     KVExchangeOption,
     NgramOption,
+    PoolSlotsOption,
     WindowOption,
 )
 
@@ -26,15 +27,7 @@ class PlanOptions:
     window: WindowOption = 7
     ngram: NgramOption = 5
     guesses: GuessesOption = 7
-    pool_slots: Annotated[
-        int | None,
-        typer.Option(
-            "--pool-slots",
-            metavar="K",
-            help="Buckets of a hashed pool, as for generate.",
-            show_default=False,
-        ),
-    ] = None
+    pool_slots: PoolSlotsOption = None
     mesh: Annotated[
         str | None,
         typer.Option(
@@ -104,7 +97,8 @@ class PlanOptions:
         typer.Option(
             "--measured",
             metavar="FILE",
-            help="The same, out of what `generate --json` printed, with the same W, N and G.",
+            help="The same, out of what `generate --json` printed with the same W, N and G, or of "
+            "the results.json of `bench`.",
             rich_help_panel=_ACCEPTANCE,
             show_default=False,
         ),
