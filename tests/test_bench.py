@@ -338,7 +338,9 @@ def test_what_was_measured_is_there_again(tmp_path):
         store.add(replace(COMPILATION, seconds=99.0))  # compiled again: the first one counts
         store.add(MEASUREMENTS[3])
         (row,) = store.rows([Point(5, 4, 3), POINT], 2, 2)
+        (less,) = store.rows([POINT], 1, 2)
     assert row == summarise(COMPILATION, MEASUREMENTS)
+    assert less == summarise(COMPILATION, MEASUREMENTS[:2])
     json.dumps(results(CONDITIONS, [row], 1), allow_nan=False)
 
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import fakes
+import jax
 import pytest
 
 from lookahead_jax.bench import measuring
@@ -133,6 +134,29 @@ def test_another_text_fails_the_run(prompts, tmp_path, capsys, monkeypatch):
     (difference,) = record(output)["rows"][1]["differences"]
     assert (difference["prompt"], difference["token"]) == ("three", None)
     assert "three" in (output / "report.md").read_text()
+
+
+def test_a_setting_that_the_device_cannot_do_does_not_stop_the_others(
+    prompts, tmp_path, capsys, monkeypatch
+):
+    output, write = tmp_path / "run", measuring.Side.write
+
+    def too_large(side, tasks):
+        config = getattr(side._batch.program.decoder, "config", None)
+        if config is not None and config.window_size == 2:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room\nat length")
+        return write(side, tasks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring.Side, "write", too_large)
+        assert bench(prompts, output, "-r", "1") == 1
+    told = capsys.readouterr().err
+    assert "W=2 N=3 G=2 cannot be measured: RESOURCE_EXHAUSTED: no room\n" in told
+    assert "error: 1 setting could not be measured" in told
+    assert [row["point"]["window_size"] for row in record(output)["rows"]] == [3]
+    assert record(output)["unfinished"] == 1
+    assert bench(prompts, output, "-r", "1") == 0  # with more room
+    assert record(output)["unfinished"] == 0
 
 
 def test_a_profile_tells_the_share_of_each_part(prompts, tmp_path, capsys):

@@ -101,12 +101,14 @@ class Store:
         return [place for place in places if place not in done]
 
     def rows(self, points: Sequence[Point], repetitions: int, groups: int) -> list[Row]:
-        """The rows of the finished points among these."""
-        return [
-            summarise(self._compilations[point], list(self._measurements[point].values()))
-            for point in points
-            if not self.missing(point, repetitions, groups) and point in self._compilations
-        ]
+        """The rows of the finished points among these; further repetitions do not count."""
+        found = []
+        for point in points:
+            if point in self._compilations and not self.missing(point, repetitions, groups):
+                places = self._measurements[point].items()
+                counted = [m for (repetition, _), m in places if repetition < repetitions]
+                found.append(summarise(self._compilations[point], counted))
+        return found
 
     def write(self, name: str, text: str) -> Path:
         """Writes a file of the directory, as a whole or not at all."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import typer
 from rich.console import Console
 
@@ -159,7 +160,8 @@ def run_bench(engine: Callable[[], Engine], options: BenchOptions) -> None:
 
     Raises:
         LookaheadError: Options, files or the model are not as expected.
-        typer.Exit: With code 1, if a text was not ordinary decoding's; with 130, if interrupted.
+        typer.Exit: With code 1, if a text was not ordinary decoding's, or a point has failed; with
+            130, if interrupted.
     """
     request = Request.of(options)
     if (reason := pictures.why_not()) is not None:
@@ -167,10 +169,10 @@ def run_bench(engine: Callable[[], Engine], options: BenchOptions) -> None:
     with working("loading the model"):
         lm = request.settings.load(engine())
     with Store(options.output, request.conditions(lm)) as store:
-        run, shares = None, {}
+        run, shares, failures = None, {}, {}
         try:
             run = _prepare(request, lm, store)
-            _measure(run)
+            failures = _measure(run)
             if options.profile is not None:
                 shares = _profile(run, options.profile)
         except KeyboardInterrupt:
@@ -181,7 +183,7 @@ def run_bench(engine: Callable[[], Engine], options: BenchOptions) -> None:
                 "the same command continues there"
             )
             raise typer.Exit(130) from None
-        _report(run, shares)
+        _report(run, shares, failures)
 
 
 def _prepare(request: Request, lm: LanguageModel, store: Store) -> Run:
@@ -232,11 +234,17 @@ def _answers(
     return [store.answers[task.id] for task in tasks]
 
 
-def _measure(run: Run) -> None:
+def _measure(run: Run) -> Mapping[Point, str]:
+    """Measures what is missing.
+
+    Returns:
+        Points that the device could not do, such as for lack of memory, and why.
+    """
+    failures: dict[Point, str] = {}
     missing, points = run.missing, run.request.points
     if not missing:
         say(f"everything is measured already in {run.store.directory}")
-        return
+        return failures
     repetitions, num_groups = run.shape
     total = len(points) * repetitions * num_groups
     if missing < total:
@@ -254,27 +262,33 @@ def _measure(run: Run) -> None:
                 continue
             here = f"{point} ({number} of {len(points)})"
             advance(f"{here}: compiling", 0)
-            for record in measure(run.contest, point, ordinary, places):
-                run.store.add(record)
-                advance(here, int(isinstance(record, Measurement)))
+            try:
+                for record in measure(run.contest, point, ordinary, places):
+                    run.store.add(record)
+                    advance(here, int(isinstance(record, Measurement)))
+            except jax.errors.JaxRuntimeError as error:
+                failures[point] = str(error).strip().splitlines()[0]
+                say(f"{point} cannot be measured: {failures[point]}")
+                ordinary = run.contest.ordinary()  # it may have been in the middle of something
+    return failures
 
 
 def _profile(run: Run, directory: Path) -> dict[Point, Shares]:
-    """Traces the first texts at every point, after all that is timed."""
-    shares = {}
-    with _bar(len(run.request.points)) as advance:
-        for point in run.request.points:
+    """Traces the first texts at every finished point, after all that is timed."""
+    points, shares = [row.point for row in run.rows], {}
+    with _bar(len(points)) as advance:
+        for point in points:
             advance(f"{point}: tracing", 0)
             shares[point] = traced(run.contest, point, directory / point.name)
             advance(f"{point}: tracing", 1)
     return shares
 
 
-def _report(run: Run, shares: Mapping[Point, Shares]) -> None:
+def _report(run: Run, shares: Mapping[Point, Shares], failures: Mapping[Point, str]) -> None:
     """Writes and prints what was found.
 
     Raises:
-        typer.Exit: With code 1, if a text was not ordinary decoding's.
+        typer.Exit: With code 1, if a text was not ordinary decoding's, or a point has failed.
     """
     options, rows, conditions = run.request.options, run.rows, run.conditions
     told = _write(run, shares)
@@ -295,6 +309,9 @@ def _report(run: Run, shares: Mapping[Point, Shares]) -> None:
             f"error: {count(len(others), 'setting')} of {len(rows)} wrote other texts than "
             f"ordinary decoding{hint}: see {options.output / 'report.md'}"
         )
+    if failures:
+        say(f"error: {count(len(failures), 'setting')} could not be measured: see above")
+    if others or failures:
         raise typer.Exit(1)
 
 
