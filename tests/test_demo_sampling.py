@@ -10,7 +10,7 @@ from lookahead_jax.models import load_model
 SMALL = LookaheadConfig(window_size=3, ngram_size=3, guess_set_size=3)
 SAMPLE = Sample(temperature=0.7, top_p=0.9)
 PROMPT = "Write a short list of five things that one can see at the sea."
-NEW_TOKENS = 48
+NEW_TOKENS = 32
 SEEDS = [1, 20]
 
 
