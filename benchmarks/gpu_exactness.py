@@ -15,12 +15,11 @@ from benchmarks.campaign import Record, Step
 from benchmarks.gpu_products import TF32_ERROR, product_error, products, rounded
 from lookahead_jax import LookaheadConfig, autoregressive, check, generate
 from lookahead_jax.attention import Attention
-from lookahead_jax.cli.reports import first_difference
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.kv_cache import init_cache
 from lookahead_jax.models.decoder import DecoderForward
 from lookahead_jax.models.json_file import read_json
-from lookahead_jax.results import GenerationResult
+from lookahead_jax.results import GenerationResult, first_difference
 from lookahead_jax.sampling import Greedy, Sample
 from lookahead_jax.typing import LanguageModel
 

@@ -15,7 +15,6 @@ from fake_engine import Fake, result
 from lookahead_jax.cli import app, run
 from lookahead_jax.cli.engine import compile_cache
 from lookahead_jax.cli.policy import parse_biases, parse_stops
-from lookahead_jax.cli.reports import first_difference
 from lookahead_jax.config import LookaheadConfig
 from lookahead_jax.errors import LookaheadError
 from lookahead_jax.processors import (
@@ -27,6 +26,7 @@ from lookahead_jax.processors import (
     PresencePenalty,
     RepetitionPenalty,
 )
+from lookahead_jax.results import first_difference
 from lookahead_jax.sampling import Greedy, Sample
 
 PROGRAM = [sys.executable, fake_engine.__file__]

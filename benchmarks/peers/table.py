@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any
 
 from benchmarks.peers.measure import Text, writings
 from benchmarks.peers.peer import Peer, Writing
 from benchmarks.peers.store import Store
 from lookahead_jax.bench.timing import Spread, Times
+from lookahead_jax.results import first_difference
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,10 @@ def _partings(
     found: dict[str, Parting] = {}
     for run in runs:
         for text, right, written in zip(texts, golden, run, strict=True):
-            index = _first_difference(right.tokens, written.tokens)
+            index = first_difference(right.tokens, written.tokens)
             if index is not None:
                 found.setdefault(text.id, Parting(text.id, index))
     return tuple(found.values())
-
-
-def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    pairs = enumerate(zip_longest(a, b))
-    return next((index for index, (left, right) in pairs if left != right), None)
 
 
 HEADINGS = ("peer", "weights", "tokens per call", "ms per token", "our lookahead's over it", "same")

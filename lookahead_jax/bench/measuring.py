@@ -9,7 +9,7 @@ last, with nothing of the host in between. Prefill and compilation are timed apa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -119,12 +119,7 @@ class Contest:
         Raises:
             LookaheadError: There is none with these sizes.
         """
-        return replace(
-            self.config,
-            window_size=point.window_size,
-            ngram_size=point.ngram_size,
-            guess_set_size=point.guess_set_size,
-        )
+        return point.of(self.config)
 
     def ordinary(self) -> Side:
         """Ordinary decoding, the same at all points."""

@@ -256,8 +256,7 @@ def table(points: Mapping[Point, Shares]) -> Table:
     for name in ("W,N,G", *SCOPES, OTHER, "ms/\nround", "idle\nms"):
         view.add_column(name, justify="right", no_wrap=True)
     for point, found in points.items():
-        sizes = f"{point.window_size},{point.ngram_size},{point.guess_set_size}"
-        view.add_row(sizes, *_cells(found))
+        view.add_row(point.sizes, *_cells(found))
     return view
 
 

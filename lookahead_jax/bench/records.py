@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from lookahead_jax.bench.timing import Spread
+from lookahead_jax.config import LookaheadConfig
 
 
 @dataclass(frozen=True, order=True)
@@ -21,6 +22,19 @@ class Point:
     def name(self) -> str:
         """For file names, such as w7n5g7."""
         return f"w{self.window_size}n{self.ngram_size}g{self.guess_set_size}"
+
+    @property
+    def sizes(self) -> str:
+        """For narrow columns, such as 7,5,7."""
+        return f"{self.window_size},{self.ngram_size},{self.guess_set_size}"
+
+    def of(self, config: LookaheadConfig) -> LookaheadConfig:
+        """A configuration with these sizes.
+
+        Raises:
+            LookaheadError: There is none.
+        """
+        return replace(config, **asdict(self))
 
     def __str__(self) -> str:
         return f"W={self.window_size} N={self.ngram_size} G={self.guess_set_size}"

@@ -69,9 +69,8 @@ def table(rows: Sequence[Row]) -> Table:
         made.add_column(name, justify="right", no_wrap=True)
     top = best(rows) if rows else None
     for row in rows:
-        point = row.point
         cells = [
-            f"{point.window_size},{point.ngram_size},{point.guess_set_size}",
+            row.point.sizes,
             str(row.num_rows),
             number(row.tokens_per_round),
             percent(row.hit_rate),

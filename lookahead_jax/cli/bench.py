@@ -67,12 +67,7 @@ class Request:
         )
         points = parse_grid(options.grid)
         for point in points:
-            replace(
-                settings.config,
-                window_size=point.window_size,
-                ngram_size=point.ngram_size,
-                guess_set_size=point.guess_set_size,
-            )
+            point.of(settings.config)
         prompts = per_category(read_prompts(options.prompts), options.per_category)
         return cls(options, settings, points, prompts)
 
@@ -130,20 +125,13 @@ class Run:
         """Repetitions, and groups of texts."""
         return self.request.options.repeats, len(self.contest.groups)
 
-    @property
     def rows(self) -> list[Row]:
-        """Of the points that are finished."""
+        """Adds up what was measured of the points that are finished."""
         return self.store.rows(self.request.points, *self.shape)
 
-    @property
-    def unfinished(self) -> int:
-        """Points that are not finished."""
-        return len(self.request.points) - len(self.rows)
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """results.json."""
-        return results(self.conditions, self.rows, self.unfinished)
+    def record(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """The contents of results.json."""
+        return results(self.conditions, rows, len(self.request.points) - len(rows))
 
     @property
     def missing(self) -> int:
@@ -176,8 +164,8 @@ def run_bench(engine: Callable[[], Engine], options: BenchOptions) -> None:
             if options.profile is not None:
                 shares = _profile(run, options.profile)
         except KeyboardInterrupt:
-            if run is not None and run.rows:
-                say(_write(run, {}))
+            if run is not None and (rows := run.rows()):
+                say(_write(run, rows, {}))
             say(
                 f"interrupted: what was measured is kept in {options.output}; "
                 "the same command continues there"
@@ -275,7 +263,7 @@ def _measure(run: Run) -> Mapping[Point, str]:
 
 def _profile(run: Run, directory: Path) -> dict[Point, Shares]:
     """Traces the first texts at every finished point, after all that is timed."""
-    points, shares = [row.point for row in run.rows], {}
+    points, shares = [row.point for row in run.rows()], {}
     with _bar(len(points)) as advance:
         for point in points:
             advance(f"{point}: tracing", 0)
@@ -290,10 +278,10 @@ def _report(run: Run, shares: Mapping[Point, Shares], failures: Mapping[Point, s
     Raises:
         typer.Exit: With code 1, if a text was not ordinary decoding's, or a point has failed.
     """
-    options, rows, conditions = run.request.options, run.rows, run.conditions
-    told = _write(run, shares)
+    options, rows, conditions = run.request.options, run.rows(), run.conditions
+    told = _write(run, rows, shares)
     if options.as_json:
-        write_json(run.record)
+        write_json(run.record(rows))
     else:
         console = Console(highlight=False)
         console.print(report.table(rows))
@@ -315,10 +303,10 @@ def _report(run: Run, shares: Mapping[Point, Shares], failures: Mapping[Point, s
         raise typer.Exit(1)
 
 
-def _write(run: Run, shares: Mapping[Point, Shares]) -> str:
+def _write(run: Run, rows: Sequence[Row], shares: Mapping[Point, Shares]) -> str:
     """Writes results, report and pictures of what is finished, and says where they are."""
-    store, rows, conditions = run.store, run.rows, run.conditions
-    store.write("results.json", json.dumps(run.record, indent=1, allow_nan=False) + "\n")
+    store, conditions, record = run.store, run.conditions, run.record(rows)
+    store.write("results.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
     drawn: list[Path] = []
     if rows and pictures.why_not() is None:
         with working("drawing"):
@@ -326,7 +314,7 @@ def _write(run: Run, shares: Mapping[Point, Shares]) -> str:
     text = report.markdown(
         rows,
         conditions,
-        unfinished=run.unfinished,
+        unfinished=record["unfinished"],
         pictures=[path.name for path in drawn],
         command=_command(),
     )

@@ -248,12 +248,7 @@ def grid_points(deployment: Deployment, points: Sequence[Point]) -> list[Estimat
         estimate(
             replace(
                 deployment,
-                config=replace(
-                    deployment.config,
-                    window_size=point.window_size,
-                    ngram_size=point.ngram_size,
-                    guess_set_size=point.guess_set_size,
-                ),
+                config=point.of(deployment.config),
             )
         )
         for point in points
